@@ -1,0 +1,8 @@
+// The Python module megalite._C: each source file of this folder binds its own functions.
+#include <pybind11/pybind11.h>
+
+namespace py = pybind11;
+
+PYBIND11_MODULE(_C, module) {
+    module.doc() = "C++ parts of megalite; NumPy arrays in and out.";
+}
