@@ -1,0 +1,63 @@
+"""Where the tokens come from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .fields import setting
+
+TOKENIZER_TYPES = ("HuggingFaceTokenizer", "GPT2BPETokenizer", "NullTokenizer")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataConfig:
+    """Datasets, their split, and the tokenizer. A dataset is named by the common prefix of its .bin and .idx file."""
+
+    data_path: tuple[str, ...] = setting(
+        (),
+        "Dataset prefix, or several, or weight prefix weight prefix ...; weights are shares of the training samples.",
+    )
+    train_data_path: tuple[str, ...] = setting(
+        (), "Like --data-path, for training only; replaces --data-path and --split."
+    )
+    valid_data_path: tuple[str, ...] = setting((), "Like --data-path, for validation only.")
+    test_data_path: tuple[str, ...] = setting((), "Like --data-path, for the final test only.")
+    data_args_path: str | None = setting(
+        None, "A file that holds what would follow --data-path; for long blends."
+    )
+    split: str = setting(
+        "969, 30, 1",
+        "Shares of the documents for training, validation and test, e.g. 99,1,0. Shares of documents, not tokens: a "
+        "corpus of few long documents may leave validation empty.",
+    )
+    data_cache_path: str | None = setting(
+        None, "Folder for the index files. Default: beside the dataset, which must then be writable."
+    )
+    mock_data: bool = setting(False, "Made-up tokens instead of a dataset, for timing and tests.")
+    num_workers: int = setting(
+        0,
+        "Processes that read data. 0 reads in a thread of the training process, which is fast enough for memory-mapped "
+        "tokens. Differs from Megatron (2).",
+        minimum=0,
+    )
+    tokenizer_type: str = setting(
+        "GPT2BPETokenizer",
+        "GPT2BPETokenizer (--vocab-file, --merge-file), HuggingFaceTokenizer (--tokenizer-model: a tokenizer.json or the "
+        "folder that holds it) or NullTokenizer (tokens are numbers; --vocab-size). Gives vocabulary and end of document.",
+        choices=TOKENIZER_TYPES,
+    )
+    tokenizer_model: str | None = setting(
+        None, "tokenizer.json, or the folder that holds it. Read from disk, never downloaded."
+    )
+    vocab_file: str | None = setting(None, "vocab.json of GPT2BPETokenizer.")
+    merge_file: str | None = setting(None, "merges.txt of GPT2BPETokenizer.")
+    null_tokenizer_eod_id: int | None = setting(
+        None,
+        "End-of-document id of NullTokenizer. Default, as in recent Megatron: vocabulary size - 1.",
+        minimum=0,
+    )
+    reset_position_ids: bool = setting(False, "Restart positions after each end of document.")
+    reset_attention_mask: bool = setting(False, "Do not attend across an end of document.")
+    eod_mask_loss: bool = setting(
+        False, "Leave positions whose input is the end of document out of the loss."
+    )

@@ -1,0 +1,34 @@
+"""Number formats and the fp16 loss scale."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .fields import setting
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrecisionConfig:
+    """Type of the weights; gradients, master weights and moments are fp32 (fp64 for fp64 weights)."""
+
+    params_dtype: str = setting(
+        "float32",
+        "Type of weights and activations; --bf16 and --fp16 are short for it. Megatron's default fp32 is slow on GPUs: "
+        "use --bf16. float64 exists for tests.",
+        choices=("float32", "bfloat16", "float16", "float64"),
+    )
+    loss_scale: float | None = setting(
+        None, "Constant fp16 loss scale, a power of two. Default: dynamic.", above=0
+    )
+    initial_loss_scale: float = setting(
+        2.0**32,
+        "First dynamic fp16 loss scale. Megatron's 2^32 skips some 16 steps at the start; 65536 skips few.",
+        above=0,
+    )
+    min_loss_scale: float = setting(1.0, "Smallest dynamic loss scale.", above=0)
+    loss_scale_window: int = setting(
+        1000, "Steps without overflow after which the dynamic loss scale doubles.", minimum=1
+    )
+    hysteresis: int = setting(
+        2, "Overflows that are tolerated before the dynamic loss scale is halved.", minimum=1
+    )
