@@ -1,0 +1,20 @@
+"""The fused operations of a training step; each module holds one, beside its plain-torch reference."""
+
+from __future__ import annotations
+
+from megalite.kernels.cross_entropy import cross_entropy_reference, vocab_parallel_cross_entropy
+from megalite.kernels.rms_norm import rms_norm, rms_norm_reference
+from megalite.kernels.rope import rope, rope_reference, rotary_table
+from megalite.kernels.swiglu import swiglu, swiglu_reference
+
+__all__ = [
+    "cross_entropy_reference",
+    "rms_norm",
+    "rms_norm_reference",
+    "rope",
+    "rope_reference",
+    "rotary_table",
+    "swiglu",
+    "swiglu_reference",
+    "vocab_parallel_cross_entropy",
+]
