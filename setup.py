@@ -1,4 +1,4 @@
-"""Metadata and build of megalite: the C++ extension ``megalite._C`` and the folder ``kernels`` as ``megalite.kernels``."""
+"""Metadata and build of megalite: ``megalite._C`` from csrc/, and the folder kernels/ as ``megalite.kernels``."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def version() -> str:
 
 def packages() -> list[str]:
     """``megalite`` with its subpackages, and ``kernels`` under the name ``megalite.kernels``."""
-    kernels = ["megalite.kernels", *(f"megalite.kernels.{name}" for name in find_packages(str(ROOT / "kernels")))]
-    return [*find_packages(str(ROOT), include=["megalite", "megalite.*"]), *kernels]
+    kernels = [f"megalite.kernels.{name}" for name in find_packages(str(ROOT / "kernels"))]
+    return [*find_packages(str(ROOT), include=["megalite", "megalite.*"]), "megalite.kernels", *kernels]
 
 
 def extension() -> Pybind11Extension:
@@ -62,10 +62,11 @@ ParallelCompile("MEGALITE_BUILD_JOBS").install()
 setup(
     name="megalite",
     version=version(),
-    description="Megatron-style 3D-parallel training of GPT models: one code path from CPU cores to GPU clusters",
+    description="Megatron-style 3D-parallel training of GPT models, from CPU cores to GPU clusters",
     long_description=(
-        "megalite pretrains decoder-only transformers with tensor, pipeline and data parallelism. Flags, datasets and "
-        "sample order follow Megatron-LM; the numbers do not depend on the layout; everything but speed is tested on CPUs."
+        "megalite pretrains decoder-only transformers with tensor, pipeline and data parallelism. Flags, datasets "
+        "and sample order follow Megatron-LM. The numbers do not depend on the layout, and the same code runs on CPU "
+        "cores with Gloo and on GPUs with NCCL."
     ),
     long_description_content_type="text/plain",
     license="Apache-2.0",
@@ -88,7 +89,7 @@ setup(
         "torch>=2.11",
         'triton>=3.6; platform_system == "Linux"',
     ],
-    extras_require={"data": DATA, "tensorboard": TENSORBOARD, "test": TEST, "dev": [*TEST, *DATA, *TENSORBOARD]},
+    extras_require={"data": DATA, "tensorboard": TENSORBOARD, "test": TEST},
     packages=packages(),
     # A top-level module "kernels" would shadow the PyPI package of that name, which other libraries import.
     package_dir={"megalite": "megalite", "megalite.kernels": "kernels"},

@@ -1,0 +1,52 @@
+# "make help" lists the commands. Everything is installed into .venv; nothing outside this folder is touched.
+PYTHON ?= python3
+VENV := .venv
+PY := $(VENV)/bin/python
+SAMPLE := runs/sample
+RUN := runs/tiny_llama
+RECIPE := examples/configs/tiny_llama.yaml
+ARGS :=
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help install pretrain test lint typecheck clean distclean again
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+
+install: $(VENV)/.installed ## set up .venv, build the C++ extension
+
+# The stamp is written last and holds the folder's path: without it, .venv is what an interrupted install left and is
+# made afresh; with another path in it, the checkout was moved, and only the editable install must be repeated.
+# torch comes before megalite, in the range that is tested: setup.py alone would let pip take any newer torch. A build
+# of torch chosen otherwise (CPU only, another CUDA, ROCm) satisfies the range and stays.
+# --no-build-isolation: the build needs no network once these packages are there.
+INSTALLED_HERE := $(and $(filter $(CURDIR),$(shell cat $(VENV)/.installed 2>/dev/null)),$(wildcard megalite/_C.*))
+$(VENV)/.installed: setup.py pyproject.toml $(wildcard csrc/*) $(if $(INSTALLED_HERE),,again)
+	@test -e $@ || { echo "making $(VENV) with $(PYTHON)"; $(PYTHON) -m venv --clear $(VENV); }
+	$(PY) -m pip install "setuptools>=77" wheel "pybind11>=2.13" "torch>=2.11,<2.14"
+	$(PY) -m pip install --no-build-isolation -e ".[test,data]"
+	@echo "$(CURDIR)" > $@
+
+$(SAMPLE)/corpus.jsonl: $(VENV)/.installed | tools/prepare_sample.py
+	$(PY) tools/prepare_sample.py --output $(SAMPLE)
+
+test: $(VENV)/.installed ## the whole test suite; ARGS="tests/data -x" are pytest's
+	$(PY) -m pytest $(ARGS)
+
+lint: $(VENV)/.installed ## ruff
+	$(PY) -m ruff check . examples/pretrain_gpt.sh
+
+# mypy knows nothing of editable installs, so the package is laid out as it is installed: megalite with its kernels.
+typecheck: $(VENV)/.installed ## mypy
+	@rm -rf build/types && mkdir -p build/types/megalite
+	@ln -s "$(CURDIR)"/megalite/* "$(CURDIR)"/kernels build/types/megalite/
+	MYPYPATH=build/types $(PY) -m mypy -p megalite
+	MYPYPATH=build/types $(PY) -m mypy tools tests setup.py
+
+clean: ## remove what builds and tools leave; keeps .venv and runs
+	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find megalite kernels tools tests -name __pycache__ -type d -prune -exec rm -rf {} +
+
+distclean: clean ## also remove .venv and the built extension; keeps runs
+	rm -rf $(VENV) megalite/_C.*

@@ -1,0 +1,182 @@
+#!/usr/bin/env bash
+""":"
+# Pretrains a GPT. This one file is valid bash and valid Python, so each of these works:
+#   bash examples/pretrain_gpt.sh [torchrun flags and training flags, in any order]
+#   torchrun --nproc-per-node N examples/pretrain_gpt.sh [training flags]
+#   torchrun --no-python --nproc-per-node N examples/pretrain_gpt.sh [training flags]
+#   srun bash examples/pretrain_gpt.sh [...]   (one task a node, or one task a GPU)
+# --dry-run prints the command that would be run on this node, and stops. PYTHON=... chooses the interpreter.
+set -euo pipefail
+
+fail() {
+    echo "pretrain_gpt.sh: $*" >&2
+    exit 2
+}
+
+script=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)/$(basename "${BASH_SOURCE[0]}")
+root=$(dirname "$(dirname "$script")")
+if [[ -z ${PYTHON:-} ]]; then
+    PYTHON=python3
+    [[ -n ${VIRTUAL_ENV:-} || ! -x $root/.venv/bin/python ]] || PYTHON=$root/.venv/bin/python
+fi
+
+# A launcher has already started one process a rank: be that rank.
+if [[ -n ${RANK:-} && -n ${LOCAL_RANK:-} && -n ${WORLD_SIZE:-} ]]; then
+    exec "$PYTHON" -u "$script" "$@"
+fi
+
+# What SLURM's first node is called; MASTER_ADDR overrides it where scontrol is missing (in a container, say).
+slurm_master() {
+    if [[ -n ${MASTER_ADDR:-} ]]; then
+        echo "$MASTER_ADDR"
+    elif command -v scontrol >/dev/null; then
+        scontrol show hostnames "$SLURM_STEP_NODELIST" | head -n 1
+    else
+        fail "scontrol is not on PATH; set MASTER_ADDR to the first node of $SLURM_STEP_NODELIST"
+    fi
+}
+slurm_port=$((20000 + ${SLURM_JOB_ID:-0} % 10000)) # two jobs that share a node must not meet
+
+tasks=${SLURM_STEP_NUM_TASKS:-1}
+nodes=${SLURM_STEP_NUM_NODES:-1}
+if ((tasks > nodes)); then # srun with one task a GPU: be a rank, no torchrun
+    MASTER_ADDR=$(slurm_master)
+    export MASTER_ADDR MASTER_PORT=${MASTER_PORT:-$slurm_port}
+    export RANK=$SLURM_PROCID WORLD_SIZE=$tasks LOCAL_RANK=$SLURM_LOCALID LOCAL_WORLD_SIZE=$((tasks / nodes))
+    exec "$PYTHON" -u "$script" "$@"
+fi
+
+nnodes=${PET_NNODES:-$nodes} # PET_*: torchrun's own environment variables
+node_rank=${PET_NODE_RANK:-}
+nproc=${PET_NPROC_PER_NODE:-}
+rendezvous=${PET_RDZV_ENDPOINT:-}${PET_MASTER_ADDR:-}${PET_STANDALONE:-}
+dry_run=
+print_config=
+torchrun=()
+training=()
+while (($#)); do
+    flag=$1
+    shift
+    name=${flag%%=*}
+    name=${name//_/-}
+    case $name in
+        --dry-run) dry_run=1 ;;
+        --standalone)
+            rendezvous=standalone
+            torchrun+=(--standalone)
+            ;;
+        --virtual-local-rank) torchrun+=("$name") ;;
+        --nnodes | --nproc-per-node | --node-rank | --master-addr | --master-port | --local-addr | --rdzv-backend | \
+            --rdzv-endpoint | --rdzv-id | --rdzv-conf | --max-restarts | --monitor-interval | --start-method | \
+            --event-log-handler | --role | --log-dir | --redirects | -r | --tee | -t | --local-ranks-filter | \
+            --duplicate-stdout-filters | --duplicate-stderr-filters | --logs-specs | --numa-binding | \
+            --signals-to-handle | --shutdown-timeout)
+            if [[ $flag == *=* ]]; then
+                value=${flag#*=}
+            elif (($#)); then
+                value=$1
+                shift
+            else
+                fail "$flag needs a value"
+            fi
+            case $name in
+                --nnodes) nnodes=$value ;;
+                --node-rank) node_rank=$value ;;
+                --nproc-per-node) nproc=$value ;;
+                --rdzv-* | --master-*)
+                    rendezvous=$value
+                    torchrun+=("$name=$value")
+                    ;;
+                -?) torchrun+=("$name" "$value") ;;
+                *) torchrun+=("$name=$value") ;;
+            esac
+            ;;
+        *)
+            [[ $name != --print-config ]] || print_config=1
+            training+=("$flag")
+            ;;
+    esac
+done
+
+most_nodes=${nnodes##*:} # torchrun also takes MIN:MAX
+[[ $most_nodes =~ ^[1-9][0-9]*$ ]] || fail "--nnodes $nnodes: not a number of nodes"
+if [[ -n ${SLURM_JOB_ID:-} && -z ${SLURM_STEP_ID:-} && ${SLURM_JOB_NUM_NODES:-1} -gt 1 && $nnodes == 1 ]]; then
+    fail "this job has $SLURM_JOB_NUM_NODES nodes and would use one: start it with srun, one task a node or one a GPU"
+fi
+
+accelerators() {
+    "$PYTHON" -c "import torch; print(torch.accelerator.device_count() if torch.accelerator.is_available() else 0)"
+}
+cores=$(getconf _NPROCESSORS_ONLN)
+case $nproc in
+    "") # as many as the default layout can use: 1, 2, 4 or 8
+        found=$(accelerators)
+        limit=$((found ? found : 8))
+        nproc=1
+        while ((nproc * 2 <= limit && nproc < 8)); do nproc=$((nproc * 2)); done
+        ((nproc == limit)) || echo "pretrain_gpt.sh: using $nproc of $limit devices; --nproc-per-node N changes that" >&2
+        ;;
+    auto | gpu)
+        nproc=$(accelerators)
+        ((nproc > 0)) || fail "--nproc-per-node $nproc: this machine has no accelerator; give a number"
+        ;;
+    cpu) nproc=$cores ;;
+    *) [[ $nproc =~ ^[1-9][0-9]*$ ]] || fail "--nproc-per-node $nproc: give a number, auto, gpu or cpu" ;;
+esac
+# Processes that share the cores must not each start a thread for every core.
+((nproc == 1)) || export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$((nproc < cores ? cores / nproc : 1))}
+
+torchrun+=("--nnodes=$nnodes" "--nproc-per-node=$nproc")
+if [[ -n ${SLURM_STEP_ID:-} ]] && ((nodes > 1)) && [[ -z $rendezvous ]]; then
+    node_rank=${node_rank:-$SLURM_NODEID}
+    torchrun+=("--master-addr=$(slurm_master)" "--master-port=${MASTER_PORT:-$slurm_port}")
+elif [[ $nnodes == 1 && -z $rendezvous ]]; then
+    torchrun+=(--standalone) # a free port: several runs may share a machine
+fi
+[[ -z $node_rank ]] || torchrun+=("--node-rank=$node_rank")
+
+command=("$PYTHON" -m torch.distributed.run "${torchrun[@]}" "$script" ${training[@]+"${training[@]}"})
+if [[ -n $dry_run ]]; then
+    printf "%q " "${command[@]}"
+    echo
+    exit 0
+fi
+# One cheap process tells of a wrong configuration once, before any rank exists.
+"$PYTHON" "$script" --check-for-world-size $((most_nodes * nproc)) ${training[@]+"${training[@]}"}
+[[ -z $print_config ]] || exit 0
+exec "${command[@]}"
+: <<'# end of the Python part'
+":"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+CONFIG = Path(__file__).resolve().parent / "configs" / "tiny_llama.yaml"
+LAYOUTS = {1: (1, 1), 2: (2, 1), 4: (2, 2), 8: (2, 2)}  # ranks -> tensor x pipeline; the rest is data parallel
+
+
+def with_defaults(flags: list[str], world_size: int) -> list[str]:
+    """``flags`` after this script's own recipe and layout; a ``--config`` or a parallel size given replaces them."""
+    given = {flag.split("=")[0] for flag in flags}
+    if "--config" in given:
+        return flags
+    defaults = ["--config", str(CONFIG)]
+    if not given & {"--tensor-model-parallel-size", "--pipeline-model-parallel-size"}:
+        tensor, pipeline = LAYOUTS.get(world_size, (1 if world_size % 2 else 2, 1))
+        defaults += ["--tensor-model-parallel-size", str(tensor), "--pipeline-model-parallel-size", str(pipeline)]
+    return defaults + flags
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--check-for-world-size"]:
+        from megalite.config.__main__ import main as check
+
+        sys.exit(check(["--world-size", sys.argv[2], *with_defaults(sys.argv[3:], int(sys.argv[2]))]))
+
+    from megalite.training.main import main
+
+    sys.exit(main(with_defaults(sys.argv[1:], int(os.environ.get("WORLD_SIZE", "1")))))
+# end of the Python part
