@@ -1,0 +1,73 @@
+"""Every line that depends on the kind of device: choosing it, its process-group backend, copies, waiting, memory, peak rate.
+
+What a CPU-only machine cannot run is marked "device only" below and is exercised by the GPU script of the tests.
+"""
+
+from __future__ import annotations
+
+import os
+
+import torch
+import torch.distributed as dist
+
+# Dense bf16/fp16 peak, FLOP/s, from the vendors' data sheets (no sparsity); the longest matching name wins.
+_PEAK_FLOPS = {
+    "A100": 312e12,
+    "H100 PCIe": 756e12,
+    "H100": 989e12,
+    "H200": 989e12,
+    "GH200": 989e12,
+    "B200": 2250e12,
+    "GB200": 2500e12,
+    "MI300X": 1307e12,
+}
+
+
+def local_device() -> torch.device:
+    """The device of this process: the accelerator numbered LOCAL_RANK if there is one, else the CPU."""
+    if torch.accelerator.is_available():
+        kind = torch.accelerator.current_accelerator()
+        assert kind is not None  # is_available() promises it
+        index = int(os.environ.get("LOCAL_RANK", "0")) % torch.accelerator.device_count()
+        torch.accelerator.set_device_index(index)  # device only
+        return torch.device(kind.type, index)
+    return torch.device("cpu")
+
+
+def backend_for(device: torch.device, requested: str = "auto") -> str:
+    """Name of the process-group backend: ``requested``, or the framework's default for ``device`` (gloo, nccl, ...)."""
+    return dist.get_default_backend_for_device(device) if requested == "auto" else requested
+
+
+def pin(tensor: torch.Tensor) -> torch.Tensor:
+    """``tensor`` in page-locked host memory when an accelerator is there, so that its copy can run asynchronously."""
+    return tensor.pin_memory() if torch.accelerator.is_available() else tensor  # device only
+
+
+def to_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """``tensor`` on ``device``; the copy from page-locked memory does not block the host."""
+    return tensor if tensor.device == device else tensor.to(device, non_blocking=True)
+
+
+def synchronize(device: torch.device) -> None:
+    """Wait until everything submitted to ``device`` is done; nothing to wait for on a CPU."""
+    if device.type != "cpu":
+        torch.accelerator.synchronize(device)  # device only
+
+
+def peak_memory_bytes(device: torch.device) -> int:
+    """Most memory held so far, in bytes: the allocator's peak on an accelerator, the resident set's on a CPU."""
+    if device.type == "cpu":
+        import resource
+
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    return torch.accelerator.max_memory_allocated(device)  # device only
+
+
+def peak_flops(device: torch.device) -> float | None:
+    """Data-sheet dense bf16 peak of ``device`` in FLOP/s, or None where it is not known (then no MFU is printed)."""
+    if device.type == "cpu":
+        return None
+    name = torch.cuda.get_device_name(device)  # device only
+    matches = [key for key in _PEAK_FLOPS if key in name]
+    return _PEAK_FLOPS[max(matches, key=len)] if matches else None

@@ -1,0 +1,87 @@
+"""Each collective of the tensor-parallel axis beside its conjugate: what one does forward, the other does backward.
+
+Along tp a tensor is either whole on every rank, a shard of the sequence (dim 0), or a partial sum. f and g are the names of Shoeybi et
+al. 2019 (arXiv 1909.08053), g-bar of Korthikanti et al. 2022 (arXiv 2205.05198). Over an axis of one rank all are the identity.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from megalite.parallel.topology import Axis
+
+
+def all_reduce(tensor: torch.Tensor, axis: Axis, op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM) -> torch.Tensor:
+    """``tensor`` reduced over ``axis``, in place."""
+    if axis.group is not None:
+        dist.all_reduce(tensor, op=op, group=axis.group)
+    return tensor
+
+
+def start_all_gather(shard: torch.Tensor, axis: Axis) -> tuple[torch.Tensor, dist.Work | None]:
+    """Begin to collect the shards of dim 0: ``(n, ...)`` -> ``(n * size, ...)``, valid once the returned work is waited for."""
+    if axis.group is None:
+        return shard, None
+    whole = shard.new_empty((shard.shape[0] * axis.size, *shard.shape[1:]))
+    work = dist.all_gather_into_tensor(whole, shard.contiguous(), group=axis.group, async_op=True)
+    return whole, work
+
+
+def start_reduce_scatter(whole: torch.Tensor, axis: Axis) -> tuple[torch.Tensor, dist.Work | None]:
+    """Begin to sum over the axis and keep this rank's shard of dim 0: ``(n * size, ...)`` -> ``(n, ...)``."""
+    if axis.group is None:
+        return whole, None
+    shard = whole.new_empty((whole.shape[0] // axis.size, *whole.shape[1:]))
+    work = dist.reduce_scatter_tensor(shard, whole.contiguous(), group=axis.group, async_op=True)
+    return shard, work
+
+
+def start_all_reduce(tensor: torch.Tensor, axis: Axis) -> tuple[torch.Tensor, dist.Work | None]:
+    """Begin to sum ``tensor`` over the axis, in place."""
+    if axis.group is None:
+        return tensor, None
+    return tensor, dist.all_reduce(tensor, group=axis.group, async_op=True)
+
+
+def finish(result: tuple[torch.Tensor, dist.Work | None]) -> torch.Tensor:
+    """The tensor of a collective that was started, once it is there."""
+    tensor, work = result
+    if work is not None:
+        work.wait()
+    return tensor
+
+
+class _SumPartials(torch.autograd.Function):
+    """g: all-reduce forward, identity backward."""
+
+    @staticmethod
+    def forward(ctx: Any, partial: torch.Tensor, axis: Axis) -> torch.Tensor:
+        return all_reduce(partial.clone(), axis)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return grad, None
+
+
+class _SumPartialsToShards(torch.autograd.Function):
+    """g-bar: reduce-scatter along the sequence forward, all-gather backward."""
+
+    @staticmethod
+    def forward(ctx: Any, partial: torch.Tensor, axis: Axis) -> torch.Tensor:
+        ctx.axis = axis
+        return finish(start_reduce_scatter(partial, axis))
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return finish(start_all_gather(grad, ctx.axis)), None
+
+
+def sum_partials(partial: torch.Tensor, axis: Axis, sequence_parallel: bool) -> torch.Tensor:
+    """Partial sums ``(seq, ...)`` to the whole, ``(seq, ...)`` on every rank, or its sequence shard ``(seq / tp, ...)``."""
+    if axis.size == 1:
+        return partial
+    function = _SumPartialsToShards if sequence_parallel else _SumPartials
+    return function.apply(partial, axis)

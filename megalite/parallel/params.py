@@ -1,0 +1,198 @@
+"""A parameter knows how it is sharded: one record a parameter, read by initialisation, reduction, norm, decay and checkpoints.
+
+Nothing else in the project keeps lists of parameter names.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from dataclasses import dataclass
+from typing import Protocol, cast
+
+import numpy as np
+import torch
+from torch import nn
+
+from megalite.parallel.topology import Topology
+
+
+@dataclass(frozen=True)
+class ParamRecord:
+    """How one local parameter belongs to its global tensor.
+
+    ``name``, ``global_shape``: of the whole tensor, padding not counted.
+    ``split_dim``, ``offset``: the dimension cut over the tp axis and where the local part starts on it (None, 0: replicated).
+    ``sum_grad_over``: axes, besides dp, over which the local gradient is only a partial sum.
+    ``counted``: whether this rank's copy counts in the gradient norm and is the one written to checkpoints: true on one rank of each
+    set of replicas in a copy of the model.
+    ``decay``: whether weight decay applies.
+    ``uses``: how often a backward pass adds to the gradient (2 for an embedding that is also the head of the same stage).
+    """
+
+    name: str
+    global_shape: tuple[int, ...]
+    split_dim: int | None = None
+    offset: int = 0
+    sum_grad_over: tuple[str, ...] = ()
+    counted: bool = True
+    decay: bool = True
+    uses: int = 1
+
+
+class GradientSink(Protocol):
+    """Where a layer that computes its own weight gradient puts it: ``main_grad`` (shape of the parameter), then ``ready()``."""
+
+    main_grad: torch.Tensor
+
+    def ready(self) -> None: ...
+
+
+def record_of(parameter: torch.Tensor) -> ParamRecord:
+    """The record of ``parameter``. Raises KeyError when it was not made by :class:`ParameterFactory`."""
+    record = getattr(parameter, "_record", None)
+    if record is None:
+        raise KeyError(f"a parameter of shape {tuple(parameter.shape)} has no record; create it with ParameterFactory")
+    return cast(ParamRecord, record)
+
+
+def sink_of(parameter: torch.Tensor) -> GradientSink | None:
+    """Where gradients of ``parameter`` are collected, or None when autograd keeps them in ``.grad``."""
+    return getattr(parameter, "_sink", None)
+
+
+def attach_sink(parameter: torch.Tensor, sink: GradientSink) -> None:
+    """From now on gradients of ``parameter`` go to ``sink``."""
+    parameter._sink = sink  # type: ignore[attr-defined]
+
+
+def global_block(parameter: torch.Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Offsets and sizes of the rectangle of the global tensor that ``parameter`` holds.
+
+    Sizes are smaller than the local shape where the local part ends in padding (vocabulary rows beyond the last token), possibly 0.
+    """
+    record = record_of(parameter)
+    offsets = [0] * len(record.global_shape)
+    sizes = list(record.global_shape)
+    if record.split_dim is not None:
+        dim = record.split_dim
+        offsets[dim] = min(record.offset, record.global_shape[dim])
+        sizes[dim] = max(0, min(parameter.shape[dim], record.global_shape[dim] - record.offset))
+    return tuple(offsets), tuple(sizes)
+
+
+def narrow_to_block(tensor: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
+    """View of ``tensor`` (shaped as ``parameter``) without the padding that the global tensor does not have."""
+    record = record_of(parameter)
+    if record.split_dim is None:
+        return tensor
+    return tensor.narrow(record.split_dim, 0, global_block(parameter)[1][record.split_dim])
+
+
+def seeded_normal(
+    seed: int, name: str, global_shape: tuple[int, ...], rows: np.ndarray, std: float
+) -> torch.Tensor:
+    """Standard-deviation-``std`` normal values of the given rows of a global tensor, as float64 ``(len(rows), row_length)``.
+
+    A row is the last dimension; rows are numbered over all others. Row r is a function of (seed, name, r) alone: its uniform numbers
+    are the outputs of Philox4x64 (Salmon et al. 2011) from a counter that starts at r times the row's blocks, mapped through the
+    inverse normal distribution function.
+    """
+    length = global_shape[-1]
+    key = np.frombuffer(hashlib.blake2b(f"{seed}/{name}".encode(), digest_size=16).digest(), dtype=np.uint64)
+    blocks = math.ceil(length / 4)  # Philox gives four numbers a counter value
+    uniform = np.empty((len(rows), blocks * 4))
+    breaks = np.flatnonzero(np.diff(rows) != 1) + 1
+    for run in np.split(np.arange(len(rows)), breaks):  # one generator for each run of consecutive rows
+        if len(run):
+            bits = np.random.Philox(key=key)
+            bits.advance(int(rows[run[0]]) * blocks)
+            uniform[run[0] : run[-1] + 1] = np.random.Generator(bits).random((len(run), blocks * 4))
+    open_interval = torch.from_numpy(uniform[:, :length]) + 2.0**-54  # (0, 1): the inverse is finite
+    return torch.special.ndtri(open_interval).mul_(std)
+
+
+class ParameterFactory:
+    """Makes parameters that carry their record and their initial values, the same values on every layout."""
+
+    def __init__(self, topology: Topology, dtype: torch.dtype, seed: int, sequence_parallel: bool = False, prefix: str = ""):
+        self.topology = topology
+        self.dtype = dtype
+        self.seed = seed
+        self.sequence_parallel = sequence_parallel
+        self.prefix = prefix
+
+    def within(self, prefix: str) -> ParameterFactory:
+        """The same factory with ``prefix.`` put before every name."""
+        return ParameterFactory(self.topology, self.dtype, self.seed, self.sequence_parallel, f"{self.prefix}{prefix}.")
+
+    def sharded(
+        self,
+        name: str,
+        shape: tuple[int, ...],
+        split_dim: int,
+        *,
+        std: float = 0.0,
+        padded: int | None = None,
+        decay: bool = True,
+        sum_grad_over: tuple[str, ...] = (),
+        counted: bool = True,
+        uses: int = 1,
+    ) -> nn.Parameter:
+        """A parameter whose ``split_dim`` is cut over the tp axis; ``padded`` (default: the dim itself) is the length that is cut.
+
+        Raises ValueError when the length does not divide.
+        """
+        tp = self.topology.tp
+        length = shape[split_dim] if padded is None else padded
+        if length % tp.size:
+            raise ValueError(f"{self.prefix}{name}: dimension {split_dim} of length {length} is not divisible by tp {tp.size}")
+        part = length // tp.size
+        record = ParamRecord(
+            self.prefix + name, shape, split_dim, tp.rank * part, sum_grad_over, counted, decay, uses
+        )
+        local = shape[:split_dim] + (part,) + shape[split_dim + 1 :]
+        return self._make(record, local, std=std, constant=0.0)
+
+    def replicated(
+        self,
+        name: str,
+        shape: tuple[int, ...],
+        *,
+        std: float = 0.0,
+        constant: float = 0.0,
+        on_sequence_shard: bool = True,
+        decay: bool = True,
+    ) -> nn.Parameter:
+        """A parameter that every tp rank holds whole; its gradient is partial where it acts on a shard of the sequence."""
+        partial = self.sequence_parallel and on_sequence_shard
+        record = ParamRecord(
+            self.prefix + name,
+            shape,
+            sum_grad_over=("tp",) if partial else (),
+            counted=self.topology.tp.rank == 0,
+            decay=decay,
+        )
+        return self._make(record, shape, std=std, constant=constant)
+
+    def _make(self, record: ParamRecord, local_shape: tuple[int, ...], std: float, constant: float) -> nn.Parameter:
+        data = torch.full(local_shape, constant, dtype=self.dtype, device=self.topology.device)
+        parameter = nn.Parameter(data)
+        parameter._record = record  # type: ignore[attr-defined]
+        if std:
+            offsets, sizes = global_block(parameter)
+            values = _initial_block(self.seed, record, offsets, sizes, std)
+            with torch.no_grad():
+                narrow_to_block(parameter, parameter).copy_(values)
+        return parameter
+
+
+def _initial_block(
+    seed: int, record: ParamRecord, offsets: tuple[int, ...], sizes: tuple[int, ...], std: float
+) -> torch.Tensor:
+    """Initial values of one rectangle of the global tensor: whole rows are drawn, then the rectangle's columns kept."""
+    shape = record.global_shape
+    grid = np.ix_(*(np.arange(start, start + size) for start, size in zip(offsets[:-1], sizes[:-1])))
+    rows = np.ravel_multi_index(grid, shape[:-1]).ravel() if len(shape) > 1 else np.zeros(1, dtype=np.int64)
+    drawn = seeded_normal(seed, record.name, shape, rows, std)
+    return drawn[:, offsets[-1] : offsets[-1] + sizes[-1]].reshape(sizes)

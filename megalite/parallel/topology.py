@@ -1,0 +1,165 @@
+"""From ranks to groups: which processes share a tensor-, data- or pipeline-parallel axis, and which pairs exchange activations.
+
+The ranks are one range reshaped to ``(pp, dp, tp)``: tensor-parallel neighbours are closest, pipeline stages furthest apart. Each axis is
+a slice of that block. An axis of one rank has no group, and every collective over it is the identity.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+
+@dataclass(frozen=True)
+class Axis:
+    """One axis of the mesh as seen by this process.
+
+    ``ranks`` are the global ranks on it in order, ``rank`` is this process's place among them; ``group`` is None when ``size`` is 1.
+    """
+
+    name: str
+    size: int = 1
+    rank: int = 0
+    group: dist.ProcessGroup | None = None
+    ranks: tuple[int, ...] = (0,)
+
+
+@dataclass(frozen=True)
+class Edge:
+    """One directed link between two neighbouring stages; ``peer`` is the global rank at the other end.
+
+    Each direction has a group of its own, so that the k-th send always meets the k-th receive: no tags, and a receive may be posted
+    any time ahead without blocking a send.
+    """
+
+    group: dist.ProcessGroup
+    peer: int
+
+
+@dataclass(frozen=True)
+class PipelineEdges:
+    """The links of one stage: activations flow forward in and out, their gradients backward in and out. None at the pipeline's ends."""
+
+    forward_in: Edge | None = None
+    forward_out: Edge | None = None
+    backward_in: Edge | None = None
+    backward_out: Edge | None = None
+
+
+@dataclass(frozen=True)
+class Coordinates:
+    """Place of one rank in the mesh."""
+
+    tp: int
+    dp: int
+    pp: int
+
+
+@dataclass(frozen=True)
+class Topology:
+    """All that a process knows about its place.
+
+    ``model`` is tp x pp at one dp coordinate: the ranks that together hold one copy of the model. ``embedding`` joins the first and the
+    last stage, which share tied embeddings.
+    """
+
+    rank: int
+    world_size: int
+    tp: Axis
+    dp: Axis
+    pp: Axis
+    model: Axis
+    embedding: Axis
+    edges: PipelineEdges
+    device: torch.device
+
+    @property
+    def is_first_stage(self) -> bool:
+        return self.pp.rank == 0
+
+    @property
+    def is_last_stage(self) -> bool:
+        return self.pp.rank == self.pp.size - 1
+
+    def axis(self, name: str) -> Axis:
+        """The axis called ``name``: tp, dp, pp, model or embedding."""
+        axis = getattr(self, name)
+        if not isinstance(axis, Axis):
+            raise KeyError(f"no axis {name!r}")
+        return axis
+
+
+def coordinates(rank: int, tensor: int, data: int) -> Coordinates:
+    """Place of ``rank`` in a mesh whose tp axis has ``tensor`` and whose dp axis has ``data`` ranks; tp runs fastest, pp slowest."""
+    return Coordinates(tp=rank % tensor, dp=rank // tensor % data, pp=rank // (tensor * data))
+
+
+def axis_ranks(world_size: int, tensor: int, pipeline: int) -> dict[str, list[tuple[int, ...]]]:
+    """For each axis the list of its rank tuples, in the one order in which every process creates the groups.
+
+    Raises ValueError when ``tensor * pipeline`` does not divide ``world_size``.
+    """
+    if world_size % (tensor * pipeline):
+        raise ValueError(f"world size {world_size} is not divisible by tensor {tensor} x pipeline {pipeline}")
+    block = torch.arange(world_size).view(pipeline, -1, tensor)  # (pp, dp, tp)
+
+    def rows(order: tuple[int, int, int], length: int) -> list[tuple[int, ...]]:
+        return [tuple(row) for row in block.permute(order).reshape(-1, length).tolist()]
+
+    pipelines = rows((1, 2, 0), pipeline)
+    return {
+        "tp": rows((0, 1, 2), tensor),
+        "dp": rows((0, 2, 1), world_size // (tensor * pipeline)),
+        "pp": pipelines,
+        "model": rows((1, 0, 2), tensor * pipeline),
+        "embedding": [(row[0], row[-1]) if pipeline > 1 else row for row in pipelines],
+    }
+
+
+def build_topology(
+    tensor: int, pipeline: int, device: torch.device, timeout: timedelta = timedelta(minutes=10)
+) -> Topology:
+    """Create every group this job needs, eagerly and in the same order on all ranks.
+
+    Needs an initialised process group when there is more than one process. ``timeout`` bounds each later collective: subgroups do not
+    inherit the default group's. Raises ValueError when tensor x pipeline does not divide the world size.
+    """
+    world_size = dist.get_world_size() if dist.is_initialized() else 1
+    rank = dist.get_rank() if dist.is_initialized() else 0
+    made: dict[tuple[tuple[int, ...], ...], dist.ProcessGroup | None] = {}
+    axes: dict[str, Axis] = {}
+    for name, rows in axis_ranks(world_size, tensor, pipeline).items():
+        shared = tuple(row for row in rows if len(row) > 1)
+        if shared and shared not in made:  # e.g. model equals tp when there is one stage
+            made[shared], _ = dist.new_subgroups_by_enumeration([list(row) for row in shared], timeout=timeout)
+        mine = next((row for row in rows if rank in row), (rank,))
+        axes[name] = Axis(name, len(mine), mine.index(rank), made[shared] if len(mine) > 1 else None, mine)
+    return Topology(rank, world_size, **axes, edges=_build_edges(axes["pp"], device, timeout), device=device)
+
+
+def _build_edges(pp: Axis, device: torch.device, timeout: timedelta) -> PipelineEdges:
+    """Create and warm up this stage's links, boundary by boundary from the first stage on, so that no two stages wait in a circle."""
+    links: dict[str, Edge] = {}
+    for boundary in range(pp.size - 1):
+        if pp.rank not in (boundary, boundary + 1):
+            continue
+        pair = [pp.ranks[boundary], pp.ranks[boundary + 1]]
+        upstream = pp.rank == boundary
+        peer = pair[1] if upstream else pair[0]
+        for direction, sends in (("forward", upstream), ("backward", not upstream)):
+            group = dist.new_group(pair, timeout=timeout, use_local_synchronization=True)
+            links[f"{direction}_{'out' if sends else 'in'}"] = Edge(group, peer)
+            _warm_up(group, peer, sends, device)
+    return PipelineEdges(**links)
+
+
+def _warm_up(group: dist.ProcessGroup, peer: int, sends: bool, device: torch.device) -> None:
+    """Pass one element over a link: backends that connect at first use do it here, where the order is known."""
+    token = torch.zeros(1, device=device)
+    if sends:
+        dist.send(token, peer, group=group)
+    else:
+        dist.recv(token, peer, group=group)

@@ -1,0 +1,1 @@
+"""The training run: what happens in what order."""
