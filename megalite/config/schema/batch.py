@@ -18,9 +18,10 @@ class BatchConfig:
     )
     global_batch_size: int = setting(
         None,
-        "Samples in one optimizer step, over all ranks; a multiple of micro-batch x data-parallel size, the quotient being "
-        "the micro-batches a step. Default, as Megatron's trap: micro-batch x data-parallel size, so that adding GPUs "
-        "changes the batch and with it the training. Give it. 4M tokens a step is usual for large models.",
+        "Samples in one optimizer step, over all ranks; a multiple of micro-batch x data-parallel size, the "
+        "quotient being the micro-batches a step. Default, as Megatron's trap: micro-batch x data-parallel "
+        "size, so that adding GPUs changes the batch and with it the training. Give it. 4M tokens a step is "
+        "usual for large models.",
         minimum=1,
     )
     train_iters: int | None = setting(
@@ -31,7 +32,8 @@ class BatchConfig:
     )
     exit_interval: int | None = setting(
         None,
-        "Save and leave after the step whose number is divisible by this; the learning rate still follows the whole run.",
+        "Save and leave after the step whose number is divisible by this; the learning rate still follows "
+        "the whole run.",
         minimum=1,
     )
     exit_duration_in_mins: int | None = setting(

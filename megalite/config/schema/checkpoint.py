@@ -17,12 +17,14 @@ class CheckpointConfig:
     )
     save_interval: int | None = setting(
         None,
-        "Save after every so many steps. Default: only at the end of the run. An hour of training is a good distance.",
+        "Save after every so many steps. Default: only at the end of the run. An hour of training is a good "
+        "distance.",
         minimum=1,
     )
     exit_on_missing_checkpoint: bool = setting(
         False,
-        "Stop when --load holds no checkpoint. Megatron's default starts from scratch with a warning, a trap on long runs.",
+        "Stop when --load holds no checkpoint. Megatron's default starts from scratch with a warning, a "
+        "trap on long runs.",
     )
     finetune: bool = setting(
         False, "Load the weights only and start at step 0 with fresh data, schedule and optimizer."

@@ -11,11 +11,12 @@ TOKENIZER_TYPES = ("HuggingFaceTokenizer", "GPT2BPETokenizer", "NullTokenizer")
 
 @dataclass(frozen=True, kw_only=True)
 class DataConfig:
-    """Datasets, their split, and the tokenizer. A dataset is named by the common prefix of its .bin and .idx file."""
+    """Datasets, their split, and the tokenizer. A dataset is named by the common prefix of its .bin and .idx."""
 
     data_path: tuple[str, ...] = setting(
         (),
-        "Dataset prefix, or several, or weight prefix weight prefix ...; weights are shares of the training samples.",
+        "Dataset prefix, or several, or weight prefix weight prefix ...; weights are shares of the training "
+        "samples.",
     )
     train_data_path: tuple[str, ...] = setting(
         (), "Like --data-path, for training only; replaces --data-path and --split."
@@ -27,8 +28,8 @@ class DataConfig:
     )
     split: str = setting(
         "969, 30, 1",
-        "Shares of the documents for training, validation and test, e.g. 99,1,0. Shares of documents, not tokens: a "
-        "corpus of few long documents may leave validation empty.",
+        "Shares of the documents for training, validation and test, e.g. 99,1,0. Shares of documents, not "
+        "tokens: a corpus of few long documents may leave validation empty.",
     )
     data_cache_path: str | None = setting(
         None, "Folder for the index files. Default: beside the dataset, which must then be writable."
@@ -36,14 +37,15 @@ class DataConfig:
     mock_data: bool = setting(False, "Made-up tokens instead of a dataset, for timing and tests.")
     num_workers: int = setting(
         0,
-        "Processes that read data. 0 reads in a thread of the training process, which is fast enough for memory-mapped "
-        "tokens. Differs from Megatron (2).",
+        "Processes that read data. 0 reads in a thread of the training process, which is fast enough for "
+        "memory-mapped tokens. Differs from Megatron (2).",
         minimum=0,
     )
     tokenizer_type: str = setting(
         "GPT2BPETokenizer",
-        "GPT2BPETokenizer (--vocab-file, --merge-file), HuggingFaceTokenizer (--tokenizer-model: a tokenizer.json or the "
-        "folder that holds it) or NullTokenizer (tokens are numbers; --vocab-size). Gives vocabulary and end of document.",
+        "GPT2BPETokenizer (--vocab-file, --merge-file), HuggingFaceTokenizer (--tokenizer-model: a "
+        "tokenizer.json or the folder that holds it) or NullTokenizer (tokens are numbers; --vocab-size). "
+        "Gives vocabulary and end of document.",
         choices=TOKENIZER_TYPES,
     )
     tokenizer_model: str | None = setting(

@@ -1,4 +1,4 @@
-"""`setting`: a dataclass field that carries what the command line, the YAML file and the checks need to know."""
+"""`setting`: a dataclass field that carries what command line, YAML file and checks need to know."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ def setting(
 ) -> Any:
     """A dataclass field with its documentation and its range.
 
-    default    value when nobody gives one; `REQUIRED` when it must be given; `None` when it is derived or off.
+    default    value when nobody gives one; `REQUIRED` when it must be given; `None` when derived or off.
     help       what it does, its unit, a typical value, and the trap in Megatron's default where there is one.
     minimum, maximum are inclusive bounds; above, below exclusive ones. They hold for numbers only.
-    off_flags  further spellings that set a boolean to False (Megatron's own, such as `--disable-bias-linear`).
+    off_flags  further spellings that set a boolean to False (Megatron's own, as `--disable-bias-linear`).
     negatable  False for names that are negative already (`no_load_optim`): they get no `--no-` form.
     """
     metadata = {

@@ -9,12 +9,12 @@ from .fields import REQUIRED, setting
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
-    """Shape and flavour of the decoder. Derived sizes are filled in on construction, so they are always integers."""
+    """Shape and flavour of the decoder. Derived sizes are filled in on construction: always integers."""
 
     num_layers: int = setting(
         REQUIRED,
-        "Number of transformer blocks in the whole model (not a stage). Must be divisible by the pipeline size. "
-        "12 for GPT-2 small, 32 for an 8B model.",
+        "Number of transformer blocks in the whole model (not a stage). Must be divisible by the pipeline "
+        "size. 12 for GPT-2 small, 32 for an 8B model.",
         minimum=1,
     )
     hidden_size: int = setting(
@@ -29,13 +29,14 @@ class ModelConfig:
     )
     group_query_attention: bool = setting(
         False,
-        "Let several query heads share one key/value head (GQA). Megatron's trap: --num-query-groups is silently ignored "
-        "without this flag; here giving only one of the two is an error.",
+        "Let several query heads share one key/value head (GQA). Megatron's trap: --num-query-groups is "
+        "silently ignored without this flag; here giving only one of the two is an error.",
     )
     num_query_groups: int = setting(
         None,
-        "Key/value heads a block; used with --group-query-attention. 8 is common. Trap kept from Megatron: with "
-        "--group-query-attention and no value it is 1, which is multi-query attention. Without GQA: one a query head.",
+        "Key/value heads a block; used with --group-query-attention. 8 is common. Trap kept from Megatron: "
+        "with --group-query-attention and no value it is 1, which is multi-query attention. Without GQA: "
+        "one a query head.",
         minimum=1,
     )
     kv_channels: int = setting(
@@ -45,8 +46,8 @@ class ModelConfig:
     )
     ffn_hidden_size: int = setting(
         None,
-        "Width of the MLP. Default: 4 x hidden; with --swiglu int(4 x hidden x 2/3 / 64) x 64, which keeps the "
-        "parameter count. Must be divisible by the tensor-parallel size.",
+        "Width of the MLP. Default: 4 x hidden; with --swiglu int(4 x hidden x 2/3 / 64) x 64, which keeps "
+        "the parameter count. Must be divisible by the tensor-parallel size.",
         minimum=1,
     )
     seq_length: int = setting(
@@ -54,14 +55,14 @@ class ModelConfig:
     )
     max_position_embeddings: int = setting(
         REQUIRED,
-        "Longest sequence that the model has positions for, >= --seq-length. With learned positions each costs "
-        "hidden-size parameters; with rope it costs nothing.",
+        "Longest sequence that the model has positions for, >= --seq-length. With learned positions each "
+        "costs hidden-size parameters; with rope it costs nothing.",
         minimum=1,
     )
     position_embedding_type: str = setting(
         "learned_absolute",
-        "How the model knows token order: learned_absolute (GPT-2), rope (Llama, rotates queries and keys), or none. "
-        "Megatron's default is GPT-2's; a Llama-style model needs --position-embedding-type rope.",
+        "How the model knows token order: learned_absolute (GPT-2), rope (Llama, rotates queries and keys), "
+        "or none. Megatron's default is GPT-2's; a Llama-style model needs --position-embedding-type rope.",
         choices=("learned_absolute", "rope", "none"),
     )
     rotary_base: float = setting(
@@ -101,31 +102,31 @@ class ModelConfig:
     )
     untie_embeddings_and_output_weights: bool = setting(
         False,
-        "Give the output layer weights of its own (Llama). Megatron's default ties them to the embedding (GPT-2): "
-        "fewer parameters, and one all-reduce between first and last stage a step.",
+        "Give the output layer weights of its own (Llama). Megatron's default ties them to the embedding "
+        "(GPT-2): fewer parameters, and one all-reduce between first and last stage a step.",
     )
     vocab_size: int = setting(
         None,
-        "Tokens in the vocabulary, before padding. Default: read from the tokenizer. Needed with NullTokenizer. "
-        "May be larger than the tokenizer's, never smaller.",
+        "Tokens in the vocabulary, before padding. Default: read from the tokenizer. Needed with "
+        "NullTokenizer. May be larger than the tokenizer's, never smaller.",
         minimum=1,
     )
     make_vocab_size_divisible_by: int = setting(
         128,
-        "The embedding table is padded to a multiple of this x the tensor-parallel size; padded rows stay zero, are "
-        "masked out of the loss and are not saved. 128 keeps the matrices aligned.",
+        "The embedding table is padded to a multiple of this x the tensor-parallel size; padded rows stay "
+        "zero, are masked out of the loss and are not saved. 128 keeps the matrices aligned.",
         minimum=1,
     )
     init_method_std: float = setting(
         0.02,
-        "Standard deviation of the initial weights; attention and MLP output layers use it / sqrt(2 x layers). "
-        "0.02 is GPT-2's; wide models (>= 4096) train better with 0.006 to 0.01.",
+        "Standard deviation of the initial weights; attention and MLP output layers use it / sqrt(2 x "
+        "layers). 0.02 is GPT-2's; wide models (>= 4096) train better with 0.006 to 0.01.",
         minimum=0,
     )
     hidden_dropout: float = setting(
         0.0,
-        "Dropout on the residual branches. Differs from Megatron, whose 0.1 nobody wants for large-corpus pretraining "
-        "and most scripts switch off.",
+        "Dropout on the residual branches. Differs from Megatron, whose 0.1 nobody wants for large-corpus "
+        "pretraining and most scripts switch off.",
         minimum=0,
         below=1,
     )

@@ -9,7 +9,8 @@ from .fields import REQUIRED, setting
 
 @dataclass(frozen=True, kw_only=True)
 class OptimizerConfig:
-    """The update and the schedule. Schedule lengths in iterations belong to --train-iters, in samples to --train-samples."""
+    """The update and its schedule, whose lengths are in iterations with --train-iters, in samples with
+    --train-samples."""
 
     optimizer: str = setting(
         "adam", "adam is AdamW: decoupled weight decay and bias correction.", choices=("adam",)
@@ -21,13 +22,14 @@ class OptimizerConfig:
     )
     min_lr: float = setting(
         0.0,
-        "Learning rate at the end of the decay. Megatron's default 0 wastes the last steps; a tenth of --lr is usual.",
+        "Learning rate at the end of the decay. Megatron's default 0 wastes the last steps; a tenth of --lr "
+        "is usual.",
         minimum=0,
     )
     lr_decay_style: str = setting(
         "linear",
-        "Shape between peak and minimum: cosine is the usual choice (Megatron's default is linear); constant; "
-        "inverse-square-root; WSD holds the peak and decays in the last --lr-wsd-decay-iters.",
+        "Shape between peak and minimum: cosine is the usual choice (Megatron's default is linear); "
+        "constant; inverse-square-root; WSD holds the peak and decays in the last --lr-wsd-decay-iters.",
         choices=("constant", "linear", "cosine", "inverse-square-root", "WSD"),
     )
     lr_decay_iters: int | None = setting(

@@ -13,8 +13,8 @@ class PrecisionConfig:
 
     params_dtype: str = setting(
         "float32",
-        "Type of weights and activations; --bf16 and --fp16 are short for it. Megatron's default fp32 is slow on GPUs: "
-        "use --bf16. float64 exists for tests.",
+        "Type of weights and activations; --bf16 and --fp16 are short for it. Megatron's default fp32 is "
+        "slow on GPUs: use --bf16. float64 exists for tests.",
         choices=("float32", "bfloat16", "float16", "float64"),
     )
     loss_scale: float | None = setting(

@@ -13,7 +13,8 @@ class EvaluationConfig:
 
     eval_iters: int = setting(
         100,
-        "Global batches in one evaluation. Megatron's 100 can cost more than the training between two of them; 10 is often enough.",
+        "Global batches in one evaluation. Megatron's 100 can cost more than the training between two of "
+        "them; 10 is often enough.",
         minimum=0,
     )
     eval_interval: int | None = setting(

@@ -13,8 +13,8 @@ class RunConfig:
 
     seed: int = setting(
         1234,
-        "Seed of weights and sample order. Both are functions of it alone, not of the layout: the same seed gives the "
-        "same run on any number of GPUs.",
+        "Seed of weights and sample order. Both are functions of it alone, not of the layout: the same seed "
+        "gives the same run on any number of GPUs.",
         minimum=0,
         maximum=2**32 - 1,
     )
