@@ -1,0 +1,133 @@
+"""A decoder-only transformer as equations: one process, no kernel, no module, weights in a dictionary.
+
+Weights are global tensors under the product's global names, so that the two can be compared without any
+conversion; this file unpacks the fused blocks itself. Whatever can be read off the weights is read off them:
+head and group counts and the head size from the fused query/key/value block, biases from the presence of
+their names, a tied head from the absence of `head.weight`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+Weights = Mapping[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """What the weights do not show. `normalization` is LayerNorm or RMSNorm; `position_embedding_type` is
+    learned_absolute, rope or none."""
+
+    num_layers: int
+    normalization: str = "LayerNorm"
+    norm_epsilon: float = 1e-5
+    swiglu: bool = False
+    position_embedding_type: str = "learned_absolute"
+    rotary_base: float = 10000.0
+    rotary_percent: float = 1.0
+    rotary_interleaved: bool = False
+
+
+def logits(
+    weights: Weights, architecture: Architecture, tokens: Tensor, positions: Tensor | None = None
+) -> Tensor:
+    """tokens, positions int64 (batch, seq) -> (batch, seq, vocab) in the dtype of the weights."""
+    if positions is None:
+        positions = torch.arange(tokens.shape[1]).expand_as(tokens)
+    hidden = weights["embedding.tokens.weight"][tokens]  # (batch, seq, hidden)
+    if architecture.position_embedding_type == "learned_absolute":
+        hidden = hidden + weights["embedding.positions.weight"][positions]
+    for layer in range(architecture.num_layers):
+        own = part(weights, f"layers.{layer}.")
+        normed = normalize(hidden, part(own, "attention_norm."), architecture)
+        hidden = hidden + attention(normed, part(own, "attention."), architecture, positions)
+        normed = normalize(hidden, part(own, "mlp_norm."), architecture)
+        hidden = hidden + mlp(normed, part(own, "mlp."), architecture)
+    hidden = normalize(hidden, part(weights, "final_norm."), architecture)
+    head = weights["head.weight"] if "head.weight" in weights else weights["embedding.tokens.weight"]
+    return hidden @ head.T
+
+
+def token_losses(weights: Weights, architecture: Architecture, tokens: Tensor, labels: Tensor) -> Tensor:
+    """Cross-entropy of each position, -log softmax(logits)[label], (batch, seq)."""
+    scores = logits(weights, architecture, tokens)
+    chosen = scores.gather(-1, labels.unsqueeze(-1)).squeeze(-1)
+    return torch.logsumexp(scores, dim=-1) - chosen
+
+
+def part(weights: Weights, prefix: str) -> dict[str, Tensor]:
+    """The weights under `prefix`, which is taken off their names."""
+    return {name.removeprefix(prefix): value for name, value in weights.items() if name.startswith(prefix)}
+
+
+def normalize(x: Tensor, weights: Weights, architecture: Architecture) -> Tensor:
+    """LayerNorm (arXiv 1607.06450 eq. 4) or RMSNorm (arXiv 1910.07467 eq. 4) over the last dim, with epsilon
+    under the root."""
+    if architecture.normalization == "RMSNorm":
+        mean_square = (x * x).mean(dim=-1, keepdim=True)
+        return x / torch.sqrt(mean_square + architecture.norm_epsilon) * weights["weight"]
+    centred = x - x.mean(dim=-1, keepdim=True)
+    variance = (centred * centred).mean(dim=-1, keepdim=True)
+    return centred / torch.sqrt(variance + architecture.norm_epsilon) * weights["weight"] + weights["bias"]
+
+
+def attention(x: Tensor, weights: Weights, architecture: Architecture, positions: Tensor) -> Tensor:
+    """Causal softmax(q k^T / sqrt(head_dim)) v; all queries of a group share its key and value."""
+    # (groups, queries per group + 2, head_dim, hidden): a group's queries, then its key, then its value
+    fused = torch.einsum("bsh,grdh->bgrsd", x, weights["qkv.weight"])
+    if "qkv.bias" in weights:
+        fused = fused + weights["qkv.bias"].unsqueeze(2)
+    # (batch, groups, queries per group, seq, head_dim), and twice the same with 1 instead of the queries
+    query, key, value = fused[:, :, :-2], fused[:, :, -2:-1], fused[:, :, -1:]
+    if architecture.position_embedding_type == "rope":
+        query = rotate(query, architecture, positions)
+        key = rotate(key, architecture, positions)
+    scores = query @ key.transpose(-1, -2) / math.sqrt(query.shape[-1])  # (batch, groups, queries, seq, seq)
+    seq = x.shape[1]
+    future = torch.ones(seq, seq, dtype=torch.bool).triu(diagonal=1)
+    mixed = torch.softmax(scores.masked_fill(future, -math.inf), dim=-1) @ value
+    heads = mixed.flatten(1, 2).transpose(1, 2)  # (batch, seq, heads, head_dim), group by group
+    return linear(heads.flatten(2), weights, "proj")
+
+
+def rotate(x: Tensor, architecture: Architecture, positions: Tensor) -> Tensor:
+    """Rotary embedding (arXiv 2104.09864 eq. 34) of x (batch, group, heads, seq, head_dim), over its first
+    `rotary_percent` channels; pairs are channels (i, i + half), or neighbours (2i, 2i + 1) if interleaved."""
+    size = int(x.shape[-1] * architecture.rotary_percent)
+    turned, rest = x[..., :size], x[..., size:]
+    frequency = architecture.rotary_base ** (-torch.arange(0, size, 2, dtype=torch.float64) / size)
+    angle = positions.to(torch.float64)[:, None, None, :, None] * frequency  # (batch, 1, 1, seq, size / 2)
+    cos, sin = angle.cos().to(x.dtype), angle.sin().to(x.dtype)
+    if architecture.rotary_interleaved:
+        first, second = turned[..., 0::2], turned[..., 1::2]
+    else:
+        first, second = turned.chunk(2, dim=-1)
+    first, second = first * cos - second * sin, second * cos + first * sin
+    if architecture.rotary_interleaved:
+        turned = torch.stack((first, second), dim=-1).flatten(-2)
+    else:
+        turned = torch.cat((first, second), dim=-1)
+    return torch.cat((turned, rest), dim=-1)
+
+
+def mlp(x: Tensor, weights: Weights, architecture: Architecture) -> Tensor:
+    """down(silu(gate x) * up x), arXiv 2002.05202 eq. 6; or down(gelu(up x)) with the tanh form of GPT-2."""
+    if architecture.swiglu:
+        fused = torch.einsum("bsh,kfh->kbsf", x, weights["gate_up.weight"])
+        if "gate_up.bias" in weights:
+            fused = fused + weights["gate_up.bias"][:, None, None, :]
+        gate, up = fused[0], fused[1]
+        return linear(gate * torch.sigmoid(gate) * up, weights, "down")
+    up = linear(x, weights, "up")
+    inner = math.sqrt(2 / math.pi) * (up + 0.044715 * up**3)
+    return linear(0.5 * up * (1 + torch.tanh(inner)), weights, "down")
+
+
+def linear(x: Tensor, weights: Weights, name: str) -> Tensor:
+    out = x @ weights[f"{name}.weight"].T
+    return out + weights[f"{name}.bias"] if f"{name}.bias" in weights else out
