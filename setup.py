@@ -1,4 +1,4 @@
-"""Metadata and build of megalite: ``megalite._C`` from csrc/, and the folder kernels/ as ``megalite.kernels``."""
+"""Metadata and build of megalite: ``megalite._C`` from csrc/, the folder kernels/ as ``megalite.kernels``."""
 
 from __future__ import annotations
 
@@ -64,9 +64,9 @@ setup(
     version=version(),
     description="Megatron-style 3D-parallel training of GPT models, from CPU cores to GPU clusters",
     long_description=(
-        "megalite pretrains decoder-only transformers with tensor, pipeline and data parallelism. Flags, datasets "
-        "and sample order follow Megatron-LM. The numbers do not depend on the layout, and the same code runs on CPU "
-        "cores with Gloo and on GPUs with NCCL."
+        "megalite pretrains decoder-only transformers with tensor, pipeline and data parallelism. Flags, "
+        "datasets and sample order follow Megatron-LM. The numbers do not depend on the layout, and the same "
+        "code runs on CPU cores with Gloo and on GPUs with NCCL."
     ),
     long_description_content_type="text/plain",
     license="Apache-2.0",

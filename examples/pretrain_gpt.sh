@@ -50,6 +50,11 @@ nnodes=${PET_NNODES:-$nodes} # PET_*: torchrun's own environment variables
 node_rank=${PET_NODE_RANK:-}
 nproc=${PET_NPROC_PER_NODE:-}
 rendezvous=${PET_RDZV_ENDPOINT:-}${PET_MASTER_ADDR:-}${PET_STANDALONE:-}
+torchrun_flags=" --nnodes --nproc-per-node --node-rank --master-addr --master-port --local-addr --rdzv-backend
+ --rdzv-endpoint --rdzv-id --rdzv-conf --max-restarts --monitor-interval --start-method --event-log-handler
+ --role --log-dir --redirects -r --tee -t --local-ranks-filter --duplicate-stdout-filters
+ --duplicate-stderr-filters --logs-specs --numa-binding --signals-to-handle --shutdown-timeout "
+torchrun_flags=${torchrun_flags//$'\n'/ }
 dry_run=
 print_config=
 torchrun=()
@@ -59,53 +64,44 @@ while (($#)); do
     shift
     name=${flag%%=*}
     name=${name//_/-}
+    if [[ $torchrun_flags == *" $name "* ]]; then
+        if [[ $flag == *=* ]]; then
+            value=${flag#*=}
+        elif (($#)); then
+            value=$1
+            shift
+        else
+            fail "$flag needs a value"
+        fi
+    fi
     case $name in
         --dry-run) dry_run=1 ;;
-        --standalone)
-            rendezvous=standalone
-            torchrun+=(--standalone)
-            ;;
-        --virtual-local-rank) torchrun+=("$name") ;;
-        --nnodes | --nproc-per-node | --node-rank | --master-addr | --master-port | --local-addr | --rdzv-backend | \
-            --rdzv-endpoint | --rdzv-id | --rdzv-conf | --max-restarts | --monitor-interval | --start-method | \
-            --event-log-handler | --role | --log-dir | --redirects | -r | --tee | -t | --local-ranks-filter | \
-            --duplicate-stdout-filters | --duplicate-stderr-filters | --logs-specs | --numa-binding | \
-            --signals-to-handle | --shutdown-timeout)
-            if [[ $flag == *=* ]]; then
-                value=${flag#*=}
-            elif (($#)); then
-                value=$1
-                shift
-            else
-                fail "$flag needs a value"
-            fi
-            case $name in
-                --nnodes) nnodes=$value ;;
-                --node-rank) node_rank=$value ;;
-                --nproc-per-node) nproc=$value ;;
-                --rdzv-* | --master-*)
-                    rendezvous=$value
-                    torchrun+=("$name=$value")
-                    ;;
-                -?) torchrun+=("$name" "$value") ;;
-                *) torchrun+=("$name=$value") ;;
-            esac
-            ;;
+        --standalone | --virtual-local-rank) torchrun+=("$name") ;;
+        --nnodes) nnodes=$value ;;
+        --node-rank) node_rank=$value ;;
+        --nproc-per-node) nproc=$value ;;
         *)
-            [[ $name != --print-config ]] || print_config=1
-            training+=("$flag")
+            if [[ $torchrun_flags == *" $name "* ]]; then
+                torchrun+=("$name" "$value")
+            else
+                training+=("$flag")
+            fi
             ;;
+    esac
+    case $name in
+        --standalone | --rdzv-* | --master-*) rendezvous=$name ;;
+        --print-config) print_config=1 ;;
     esac
 done
 
 most_nodes=${nnodes##*:} # torchrun also takes MIN:MAX
 [[ $most_nodes =~ ^[1-9][0-9]*$ ]] || fail "--nnodes $nnodes: not a number of nodes"
-if [[ -n ${SLURM_JOB_ID:-} && -z ${SLURM_STEP_ID:-} && ${SLURM_JOB_NUM_NODES:-1} -gt 1 && $nnodes == 1 ]]; then
-    fail "this job has $SLURM_JOB_NUM_NODES nodes and would use one: start it with srun, one task a node or one a GPU"
+if [[ -z ${SLURM_STEP_ID:-} && ${SLURM_JOB_NUM_NODES:-1} -gt 1 && $nnodes == 1 ]]; then
+    fail "this job has $SLURM_JOB_NUM_NODES nodes and would use one: start it with srun, one task a node"
 fi
 
 accelerators() {
-    "$PYTHON" -c "import torch; print(torch.accelerator.device_count() if torch.accelerator.is_available() else 0)"
+    "$PYTHON" -c "from torch import accelerator as a; print(a.device_count() if a.is_available() else 0)"
 }
 cores=$(getconf _NPROCESSORS_ONLN)
 case $nproc in
@@ -114,11 +110,12 @@ case $nproc in
         limit=$((found ? found : 8))
         nproc=1
         while ((nproc * 2 <= limit && nproc < 8)); do nproc=$((nproc * 2)); done
-        ((nproc == limit)) || echo "pretrain_gpt.sh: using $nproc of $limit devices; --nproc-per-node N changes that" >&2
+        ((nproc == limit)) || echo "pretrain_gpt.sh: using $nproc of $limit devices; see --nproc-per-node" >&2
         ;;
     auto | gpu)
-        nproc=$(accelerators)
-        ((nproc > 0)) || fail "--nproc-per-node $nproc: this machine has no accelerator; give a number"
+        found=$(accelerators)
+        ((found > 0)) || fail "--nproc-per-node $nproc: this machine has no accelerator; give a number"
+        nproc=$found
         ;;
     cpu) nproc=$cores ;;
     *) [[ $nproc =~ ^[1-9][0-9]*$ ]] || fail "--nproc-per-node $nproc: give a number, auto, gpu or cpu" ;;
@@ -141,8 +138,12 @@ if [[ -n $dry_run ]]; then
     echo
     exit 0
 fi
-# One cheap process tells of a wrong configuration once, before any rank exists.
-"$PYTHON" "$script" --check-for-world-size $((most_nodes * nproc)) ${training[@]+"${training[@]}"}
+# One cheap process tells of a wrong configuration before any rank exists; of several nodes, the first one tells.
+exec 3>&2
+[[ ${node_rank:-0} == 0 ]] || exec 3>/dev/null
+world_size=$((most_nodes * nproc))
+"$PYTHON" "$script" --check-for-world-size $world_size ${training[@]+"${training[@]}"} 2>&3
+exec 3>&-
 [[ -z $print_config ]] || exit 0
 exec "${command[@]}"
 : <<'# end of the Python part'
@@ -155,18 +156,19 @@ import sys
 from pathlib import Path
 
 CONFIG = Path(__file__).resolve().parent / "configs" / "tiny_llama.yaml"
-LAYOUTS = {1: (1, 1), 2: (2, 1), 4: (2, 2), 8: (2, 2)}  # ranks -> tensor x pipeline; the rest is data parallel
+LAYOUTS = {1: (1, 1), 2: (2, 1), 4: (2, 2), 8: (2, 2)}  # ranks -> tensor, pipeline; the rest is data
 
 
 def with_defaults(flags: list[str], world_size: int) -> list[str]:
-    """``flags`` after this script's own recipe and layout; a ``--config`` or a parallel size given replaces them."""
+    """``flags`` after the recipe and layout of this script, which a ``--config`` or a parallel size replaces."""
     given = {flag.split("=")[0] for flag in flags}
     if "--config" in given:
         return flags
     defaults = ["--config", str(CONFIG)]
     if not given & {"--tensor-model-parallel-size", "--pipeline-model-parallel-size"}:
         tensor, pipeline = LAYOUTS.get(world_size, (1 if world_size % 2 else 2, 1))
-        defaults += ["--tensor-model-parallel-size", str(tensor), "--pipeline-model-parallel-size", str(pipeline)]
+        defaults += ["--tensor-model-parallel-size", str(tensor)]
+        defaults += ["--pipeline-model-parallel-size", str(pipeline)]
     return defaults + flags
 
 
