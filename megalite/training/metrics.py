@@ -1,0 +1,134 @@
+"""What a run reports: Megatron-LM's log line, one JSON object a logged step, TensorBoard scalars."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass, fields
+from datetime import datetime, timedelta
+from pathlib import Path
+from types import TracebackType
+from typing import Any, TextIO
+
+import orjson
+
+from megalite.training.flops import CONVENTION
+
+
+@dataclass(frozen=True)
+class StepMetrics:
+    """Figures of the steps since the last report. Times are wall time; rates are a device (a process on a CPU).
+
+    ``lm_loss``: nats a token, averaged over the steps. ``grad_norm``, ``learning_rate``, ``loss_scale``: of the last step.
+    ``skipped``, ``nan``: steps of this interval whose update was left out, and of those the ones that had no overflow to blame.
+    """
+
+    iteration: int
+    train_iters: int
+    consumed_samples: int
+    global_batch_size: int
+    lm_loss: float
+    grad_norm: float
+    learning_rate: float
+    loss_scale: float
+    elapsed_ms: float
+    data_wait_ms: float
+    tokens_per_second_per_gpu: float
+    tflops_per_gpu: float
+    mfu: float | None
+    memory_bytes: int
+    skipped: int
+    nan: int
+
+    def line(self) -> str:
+        """Megatron-LM's log line, with tokens/s, MFU, data wait, memory and time left after its last field."""
+        left = timedelta(seconds=round((self.train_iters - self.iteration) * self.elapsed_ms / 1e3))
+        parts = [
+            f" [{datetime.now():%Y-%m-%d %H:%M:%S.%f}] iteration {self.iteration:8d}/{self.train_iters:8d}",
+            f"consumed samples: {self.consumed_samples:12d}",
+            f"elapsed time per iteration (ms): {self.elapsed_ms:.1f}",
+            f"throughput per GPU (TFLOP/s/GPU): {self.tflops_per_gpu:.1f}",
+            f"learning rate: {self.learning_rate:.6E}",
+            f"global batch size: {self.global_batch_size:5d}",
+            f"lm loss: {self.lm_loss:.6E}",
+            f"loss scale: {self.loss_scale:.1f}",
+            f"grad norm: {self.grad_norm:.3f}",
+            f"number of skipped iterations: {self.skipped:3d}",
+            f"number of nan iterations: {self.nan:3d}",
+            f"tokens/s/GPU: {self.tokens_per_second_per_gpu:.1f}",
+        ]
+        if self.mfu is not None:
+            parts.append(f"MFU: {self.mfu:.1%} ({CONVENTION})")
+        parts += [
+            f"data wait (ms): {self.data_wait_ms:.1f}",
+            f"memory (MiB): {self.memory_bytes / 2**20:.0f}",
+            f"time left: {left}",
+        ]
+        return " | ".join(parts) + " |"
+
+
+def validation_lines(label: str, loss: float) -> str:
+    """Megatron-LM's report of an evaluation, between dashed lines. The perplexity is cut at exp(20)."""
+    text = f" validation loss at {label} | lm loss value: {loss:.6E} | lm loss PPL: {math.exp(min(20.0, loss)):.6E} | "
+    rule = "-" * len(text)
+    return f"{rule}\n{text}\n{rule}"
+
+
+class Reporter:
+    """Writes metrics to the console, a JSON-lines file and TensorBoard; silent on ranks where ``enabled`` is False.
+
+    Both files are appended to, so that a resumed run continues them.
+    """
+
+    def __init__(self, metrics_file: str | None, tensorboard_dir: str | None, enabled: bool):
+        self.enabled = enabled
+        self._file: TextIO | None = None
+        self._board: Any = None
+        if not enabled:
+            return
+        if metrics_file is not None:
+            Path(metrics_file).parent.mkdir(parents=True, exist_ok=True)
+            self._file = open(metrics_file, "a", encoding="utf-8")
+        if tensorboard_dir is not None:
+            from torch.utils.tensorboard import SummaryWriter  # an optional dependency, slow to import
+
+            self._board = SummaryWriter(tensorboard_dir)
+
+    def __enter__(self) -> Reporter:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if self._file is not None:
+            self._file.close()
+        if self._board is not None:
+            self._board.close()
+
+    def say(self, text: str) -> None:
+        """Print a line on the reporting rank."""
+        if self.enabled:
+            print(text, flush=True)
+
+    def step(self, metrics: StepMetrics) -> None:
+        """Report training steps."""
+        if not self.enabled:
+            return
+        self.say(metrics.line())
+        record = {key: value for key, value in asdict(metrics).items() if value is not None}
+        self._write(record)
+        if self._board is not None:
+            for field in fields(metrics):
+                if field.name in record:
+                    self._board.add_scalar(field.name, record[field.name], metrics.iteration)
+
+    def validation(self, iteration: int, name: str, label: str, loss: float) -> None:
+        """Report an evaluation; ``name`` is the key, valid_loss or test_loss."""
+        if not self.enabled:
+            return
+        self.say(validation_lines(label, loss))
+        self._write({"iteration": iteration, name: loss})
+        if self._board is not None:
+            self._board.add_scalar(name, loss, iteration)
+
+    def _write(self, record: dict[str, Any]) -> None:
+        if self._file is not None:
+            self._file.write(orjson.dumps(record).decode() + "\n")
+            self._file.flush()
