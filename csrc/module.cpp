@@ -3,6 +3,9 @@
 
 namespace py = pybind11;
 
+void bind_adamw(py::module_& module);
+
 PYBIND11_MODULE(_C, module) {
     module.doc() = "C++ parts of megalite; NumPy arrays in and out.";
+    bind_adamw(module);
 }
