@@ -138,7 +138,7 @@ if [[ -n $dry_run ]]; then
     echo
     exit 0
 fi
-# One cheap process tells of a wrong configuration before any rank exists; of several nodes, the first one tells.
+# One cheap process tells of a wrong configuration before any rank exists; of several nodes, the first tells.
 exec 3>&2
 [[ ${node_rank:-0} == 0 ]] || exec 3>/dev/null
 world_size=$((most_nodes * nproc))
@@ -160,7 +160,7 @@ LAYOUTS = {1: (1, 1), 2: (2, 1), 4: (2, 2), 8: (2, 2)}  # ranks -> tensor, pipel
 
 
 def with_defaults(flags: list[str], world_size: int) -> list[str]:
-    """``flags`` after the recipe and layout of this script, which a ``--config`` or a parallel size replaces."""
+    """``flags`` after this script's recipe and layout, which a ``--config`` or a parallel size replaces."""
     given = {flag.split("=")[0] for flag in flags}
     if "--config" in given:
         return flags

@@ -1,0 +1,183 @@
+"""`examples/pretrain_gpt.sh`: valid as bash and as Python, and starting the right processes however it is used."""
+
+from __future__ import annotations
+
+import ast
+import os
+import shlex
+import stat
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+SCRIPT = ROOT / "examples" / "pretrain_gpt.sh"
+LAUNCHERS = ("SLURM_", "PET_", "MASTER_", "RANK", "WORLD_SIZE", "LOCAL_RANK", "OMP_")
+
+
+def launch(*flags: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Run the script by bash under this interpreter, with only ``variables`` of what launchers set."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(LAUNCHERS)}
+    environment |= {"PYTHON": sys.executable} | variables
+    return subprocess.run(["bash", str(SCRIPT), *flags], env=environment, capture_output=True, text=True)
+
+
+def planned(*flags: str, **variables: str) -> tuple[list[str], list[str]]:
+    """The flags for torchrun and those for training that the script would use, in their order."""
+    done = launch("--dry-run", *flags, **variables)
+    assert done.returncode == 0, done.stderr
+    command = shlex.split(done.stdout)
+    assert command[:3] == [sys.executable, "-m", "torch.distributed.run"]
+    script = command.index(str(SCRIPT))
+    return command[3:script], command[script + 1 :]
+
+
+def stub(folder: Path, name: str, body: str) -> Path:
+    """An executable shell script ``name`` in ``folder``."""
+    path = folder / name
+    path.write_text(f"#!/bin/sh\n{body}\n")
+    path.chmod(0o755)
+    return path
+
+
+def test_the_file_is_bash() -> None:
+    done = subprocess.run(["bash", "-n", str(SCRIPT)], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert SCRIPT.stat().st_mode & stat.S_IXUSR
+    assert SCRIPT.read_text().startswith("#!/usr/bin/env bash\n")
+
+
+def test_the_file_is_python_without_warnings() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        tree = ast.parse(SCRIPT.read_text())
+    assert "set -euo pipefail" in str(ast.get_docstring(tree))
+
+
+def test_flags_go_where_they_belong() -> None:
+    launcher = ["--max-restarts", "3", "-t", "3"]
+    torchrun, training = planned("--lr", "0.1", "--nproc_per_node=2", "--save", "a folder", *launcher, "--swiglu")
+    assert training == ["--lr", "0.1", "--save", "a folder", "--swiglu"]
+    assert torchrun == [*launcher, "--nnodes=1", "--nproc-per-node=2", "--standalone"]
+
+
+@pytest.mark.parametrize("spelling", ["--{}-{}", "--{}_{}"])
+def test_both_spellings_of_torchrun_flags(spelling: str) -> None:
+    nodes = [spelling.format("node", "rank"), "1", spelling.format("rdzv", "endpoint"), "first:29400"]
+    torchrun, training = planned("--nnodes", "2", *nodes, "--nproc-per-node", "4", "--train-iters", "5")
+    assert torchrun == ["--rdzv-endpoint", "first:29400", "--nnodes=2", "--nproc-per-node=4", "--node-rank=1"]
+    assert training == ["--train-iters", "5"]
+
+
+def test_a_rendezvous_of_the_user_replaces_the_private_one() -> None:
+    assert "--standalone" not in planned("--nproc-per-node", "2", "--master-port", "29501")[0]
+    assert "--standalone" not in planned("--nproc-per-node", "2", PET_MASTER_ADDR="first")[0]
+
+
+def test_torchrun_variables_are_defaults() -> None:
+    torchrun, _ = planned("--node-rank", "1", PET_NNODES="2", PET_NPROC_PER_NODE="4", PET_NODE_RANK="0")
+    assert torchrun == ["--nnodes=2", "--nproc-per-node=4", "--node-rank=1"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--nproc-per-node", "many"], "--nproc-per-node many: give a number"),
+        (["--nnodes", "0"], "--nnodes 0: not a number of nodes"),
+        (["--lr", "0.1", "--nnodes"], "--nnodes needs a value"),
+    ],
+)
+def test_wrong_launch_flags_are_told(flags: list[str], message: str) -> None:
+    done = launch(*flags)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert message in done.stderr
+
+
+def test_slurm_with_one_task_a_node(tmp_path: Path) -> None:
+    stub(tmp_path, "scontrol", 'test "$3" = "node[07-08]" && printf "node07\\nnode08\\n"')
+    slurm = {
+        "SLURM_JOB_ID": "123456",
+        "SLURM_STEP_ID": "0",
+        "SLURM_STEP_NODELIST": "node[07-08]",
+        "SLURM_STEP_NUM_NODES": "2",
+        "SLURM_STEP_NUM_TASKS": "2",
+        "SLURM_NODEID": "1",
+        "PATH": f"{tmp_path}:{os.environ['PATH']}",
+    }
+    torchrun, training = planned("--nproc-per-node", "8", "--bf16", **slurm)
+    where = ["--master-addr=node07", "--master-port=23456"]
+    assert torchrun == ["--nnodes=2", "--nproc-per-node=8", *where, "--node-rank=1"]
+    assert training == ["--bf16"]
+
+
+def test_slurm_with_one_task_a_gpu_needs_no_torchrun(tmp_path: Path) -> None:
+    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+    python = stub(tmp_path, "python", "echo " + " ".join(f"${name}" for name in names) + ' "$@"')
+    done = launch(
+        "--bf16",
+        PYTHON=str(python),
+        MASTER_ADDR="first",
+        SLURM_JOB_ID="7",
+        SLURM_STEP_ID="0",
+        SLURM_STEP_NUM_NODES="2",
+        SLURM_STEP_NUM_TASKS="8",
+        SLURM_PROCID="5",
+        SLURM_LOCALID="1",
+    )
+    assert done.stdout.split() == ["5", "8", "1", "4", "first", "20007", "-u", str(SCRIPT), "--bf16"]
+
+
+def test_a_slurm_job_of_several_nodes_does_not_use_one_silently() -> None:
+    done = launch("--nproc-per-node", "8", SLURM_JOB_ID="7", SLURM_JOB_NUM_NODES="4")
+    assert done.returncode == 2
+    assert "start it with srun" in done.stderr
+
+
+def test_started_by_torchrun_without_python_it_is_one_rank(tmp_path: Path) -> None:
+    python = stub(tmp_path, "python", 'echo "$@"')
+    done = launch("--lr", "0.1", PYTHON=str(python), RANK="3", LOCAL_RANK="3", WORLD_SIZE="4")
+    assert done.stdout.split() == ["-u", str(SCRIPT), "--lr", "0.1"]
+
+
+@pytest.mark.parametrize(("processes", "threads"), [("1", "unset"), ("4096", "1")])
+def test_processes_share_the_cores(tmp_path: Path, processes: str, threads: str) -> None:
+    python = stub(tmp_path, "python", "echo ${OMP_NUM_THREADS:-unset}")
+    done = launch("--nproc-per-node", processes, PYTHON=str(python))
+    assert done.stdout.split() == [threads, threads]  # the check, then torchrun
+
+
+def with_defaults(flags: list[str], world_size: int) -> list[str]:
+    """The function of the script's Python part."""
+    names: dict[str, object] = {"__name__": "pretrain_gpt", "__file__": str(SCRIPT)}
+    exec(compile(SCRIPT.read_text(), str(SCRIPT), "exec"), names)
+    function = names["with_defaults"]
+    assert callable(function)
+    result = function(flags, world_size)
+    assert isinstance(result, list)
+    return result
+
+
+@pytest.mark.parametrize(
+    ("world_size", "tensor", "pipeline"), [(1, 1, 1), (2, 2, 1), (4, 2, 2), (8, 2, 2), (6, 2, 1), (3, 1, 1)]
+)
+def test_the_default_layout(world_size: int, tensor: int, pipeline: int) -> None:
+    flags = with_defaults(["--lr", "0.1"], world_size)
+    assert flags[2:] == [
+        *("--tensor-model-parallel-size", str(tensor)),
+        *("--pipeline-model-parallel-size", str(pipeline)),
+        *("--lr", "0.1"),
+    ]
+    assert flags[:2] == ["--config", str(ROOT / "examples" / "configs" / "tiny_llama.yaml")]
+
+
+@pytest.mark.parametrize("flag", ["--tensor-model-parallel-size=4", "--pipeline-model-parallel-size=4"])
+def test_a_parallel_size_given_replaces_the_default_layout(flag: str) -> None:
+    assert with_defaults([flag], 8)[2:] == [flag]
+
+
+@pytest.mark.parametrize("flags", [["--config", "my.yaml"], ["--config=my.yaml"]])
+def test_a_config_given_replaces_recipe_and_layout(flags: list[str]) -> None:
+    assert with_defaults(flags, 8) == flags
