@@ -1,0 +1,18 @@
+"""Sharded checkpoints in PyTorch's distributed format, loadable on any layout."""
+
+from megalite.checkpoint.block import Block
+from megalite.checkpoint.errors import CheckpointCorruptError, CheckpointError, CheckpointNotFoundError
+from megalite.checkpoint.load import latest_iteration, list_checkpoints, load, read_state
+from megalite.checkpoint.save import save
+
+__all__ = [
+    "Block",
+    "CheckpointCorruptError",
+    "CheckpointError",
+    "CheckpointNotFoundError",
+    "latest_iteration",
+    "list_checkpoints",
+    "load",
+    "read_state",
+    "save",
+]

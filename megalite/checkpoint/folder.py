@@ -1,0 +1,110 @@
+"""The directory of checkpoints: which folders it has, and how a new one appears in a single step.
+
+iter_0000100/                          a published checkpoint
+latest_checkpointed_iteration.txt      100; written last, as Megatron does
+.iter_0000200.tmp-<hex>/               one being written, or left by a run that was killed
+.iter_0000100.replaced-<hex>/          an old one of the same iteration, for the moment of its replacement
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import uuid
+from pathlib import Path
+
+TRACKER = "latest_checkpointed_iteration.txt"
+PUBLISHED = re.compile(r"iter_(\d{7,})")
+REPLACED = re.compile(r"\.(iter_\d{7,})\.replaced-[0-9a-f]+")
+LEFTOVERS = (".iter_*.tmp-*", ".iter_*.replaced-*", f".{TRACKER}.tmp-*")
+
+
+def folder_of(directory: Path, iteration: int) -> Path:
+    """Where the checkpoint of an iteration is, whether it exists or not."""
+    return directory / f"iter_{iteration:07d}"
+
+
+def published_iterations(directory: Path) -> list[int]:
+    """The iterations that have a folder, complete or not, in ascending order."""
+    if not directory.is_dir():
+        return []
+    matches = (PUBLISHED.fullmatch(path.name) for path in directory.iterdir())
+    return sorted(int(match[1]) for match in matches if match is not None)
+
+
+def create_temporary(directory: Path, iteration: int) -> Path:
+    """A new hidden folder to write into; what killed runs left behind is removed first."""
+    directory.mkdir(parents=True, exist_ok=True)
+    restore_replaced(directory)
+    for pattern in LEFTOVERS:
+        for path in directory.glob(pattern):
+            if path.is_dir():
+                shutil.rmtree(path)
+            else:
+                path.unlink()
+    temporary = directory / f".{folder_of(directory, iteration).name}.tmp-{uuid.uuid4().hex}"
+    temporary.mkdir()
+    return temporary
+
+
+def publish(temporary: Path, iteration: int) -> Path:
+    """Give a complete temporary folder its name and record it as the latest; returns the new path.
+
+    Whenever the process is killed, either the old or the new checkpoint of this iteration is found again.
+    """
+    directory = temporary.parent
+    final = folder_of(directory, iteration)
+    sync_folder(temporary)
+    replaced = None
+    if final.exists():
+        replaced = directory / f".{final.name}.replaced-{uuid.uuid4().hex}"
+        final.rename(replaced)
+    temporary.rename(final)
+    sync_folder(directory)
+    write_tracker(directory, iteration)
+    if replaced is not None:
+        shutil.rmtree(replaced, ignore_errors=True)
+    return final
+
+
+def restore_replaced(directory: Path) -> None:
+    """Undo a replacement that was cut off between its two renames."""
+    for path in directory.glob(".iter_*.replaced-*"):
+        match = REPLACED.fullmatch(path.name)
+        if match is not None and not (directory / match[1]).exists():
+            path.rename(directory / match[1])
+
+
+def write_tracker(directory: Path, iteration: int) -> None:
+    """Record the latest iteration: a reader sees the old number or the new one, never a part."""
+    temporary = directory / f".{TRACKER}.tmp-{uuid.uuid4().hex}"
+    write_durably(temporary, f"{iteration}\n")
+    temporary.replace(directory / TRACKER)
+    sync_folder(directory)
+
+
+def read_tracker(directory: Path) -> int | None:
+    """The recorded latest iteration; None if there is no record or it is not a number."""
+    try:
+        text = (directory / TRACKER).read_text().strip()
+    except (OSError, UnicodeDecodeError):
+        return None
+    return int(text) if text.isascii() and text.isdigit() else None
+
+
+def write_durably(path: Path, text: str) -> None:
+    """Write a text file and wait until it is on the disk."""
+    with path.open("w", encoding="utf-8") as stream:
+        stream.write(text)
+        stream.flush()
+        os.fsync(stream.fileno())
+
+
+def sync_folder(path: Path) -> None:
+    """Wait until the names in a folder are on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,68 @@
+"""Saves a checkpoint: all of it or nothing."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.metadata import Metadata
+
+from megalite.checkpoint.block import Block
+from megalite.checkpoint.collective import gathered_errors, is_first_rank, on_every_rank, on_first_rank
+from megalite.checkpoint.errors import CheckpointError
+from megalite.checkpoint.folder import create_temporary, publish, write_durably
+from megalite.checkpoint.manifest import STATE, encode_state, write_manifest
+from megalite.checkpoint.save_planner import BlockSavePlanner
+from megalite.checkpoint.storage import BlockWriter
+
+
+def save(
+    directory: str | os.PathLike[str],
+    iteration: int,
+    blocks: Iterable[Block],
+    state: Mapping[str, Any],
+    *,
+    group: dist.ProcessGroup | None = None,
+) -> Path:
+    """Write `directory/iter_<iteration>` and record it as the latest; returns its path.
+
+    Every rank of the group calls this with its own blocks, which together must make whole tensors; blocks
+    that several ranks hold must be equal on all of them and are written by one. `state` is any JSON data,
+    taken from rank 0; `load` returns it with `"iteration"` added. It returns when everything is on the disk.
+
+    `group` carries the coordination (Python objects): a Gloo group keeps that on the CPU; None is the default
+    group, which moves them through GPU memory if it has no CPU backend. Without any group it works alone.
+
+    Raises CheckpointError on every rank when anything fails on one; an older checkpoint is then untouched.
+    """
+    root = Path(directory)
+
+    def begin() -> Path:
+        text = encode_state({**state, "iteration": iteration})
+        temporary = create_temporary(root, iteration)
+        write_durably(temporary / STATE, text)
+        return temporary
+
+    held = on_every_rank(lambda: list(blocks), group)
+    temporary = on_first_rank(begin, group)
+    try:
+        with gathered_errors():
+            planner = BlockSavePlanner(held, iteration)
+            metadata: Metadata = dcp.save(
+                {}, storage_writer=BlockWriter(temporary), planner=planner, process_group=group
+            )
+
+        def finish() -> Path:
+            write_manifest(temporary, iteration, metadata, planner.checksums)
+            return publish(temporary, iteration)
+
+        return on_first_rank(finish, group)
+    except CheckpointError:
+        if is_first_rank(group):
+            shutil.rmtree(temporary, ignore_errors=True)
+        raise
