@@ -1,4 +1,4 @@
-"""`examples/pretrain_gpt.sh`: valid as bash and as Python, and starting the right processes however it is used."""
+"""`examples/pretrain_gpt.sh`: valid as bash and as Python, and starting the right processes."""
 
 from __future__ import annotations
 
@@ -58,10 +58,10 @@ def test_the_file_is_python_without_warnings() -> None:
 
 
 def test_flags_go_where_they_belong() -> None:
-    launcher = ["--max-restarts", "3", "-t", "3"]
-    torchrun, training = planned("--lr", "0.1", "--nproc_per_node=2", "--save", "a folder", *launcher, "--swiglu")
+    mine = ["--max-restarts", "3", "-t", "3"]
+    torchrun, training = planned("--lr", "0.1", "--nproc_per_node=2", "--save", "a folder", *mine, "--swiglu")
     assert training == ["--lr", "0.1", "--save", "a folder", "--swiglu"]
-    assert torchrun == [*launcher, "--nnodes=1", "--nproc-per-node=2", "--standalone"]
+    assert torchrun == [*mine, "--nnodes=1", "--nproc-per-node=2", "--standalone"]
 
 
 @pytest.mark.parametrize("spelling", ["--{}-{}", "--{}_{}"])
