@@ -13,6 +13,10 @@ import torch.distributed as dist
 
 from megalite.parallel.topology import Axis
 
+# torch 2.13 gave these two new names and warns of the old ones, the only ones that 2.11 has.
+_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+_reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
 
 def all_reduce(tensor: torch.Tensor, axis: Axis, op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM) -> torch.Tensor:
     """``tensor`` reduced over ``axis``, in place."""
@@ -26,7 +30,7 @@ def start_all_gather(shard: torch.Tensor, axis: Axis) -> tuple[torch.Tensor, dis
     if axis.group is None:
         return shard, None
     whole = shard.new_empty((shard.shape[0] * axis.size, *shard.shape[1:]))
-    work = dist.all_gather_into_tensor(whole, shard.contiguous(), group=axis.group, async_op=True)
+    work = _all_gather(whole, shard.contiguous(), group=axis.group, async_op=True)
     return whole, work
 
 
@@ -35,7 +39,7 @@ def start_reduce_scatter(whole: torch.Tensor, axis: Axis) -> tuple[torch.Tensor,
     if axis.group is None:
         return whole, None
     shard = whole.new_empty((whole.shape[0] // axis.size, *whole.shape[1:]))
-    work = dist.reduce_scatter_tensor(shard, whole.contiguous(), group=axis.group, async_op=True)
+    work = _reduce_scatter(shard, whole.contiguous(), group=axis.group, async_op=True)
     return shard, work
 
 

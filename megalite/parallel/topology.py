@@ -31,8 +31,8 @@ class Axis:
 class Edge:
     """One directed link between two neighbouring stages; ``peer`` is the global rank at the other end.
 
-    Each direction has a group of its own, so that the k-th send always meets the k-th receive: no tags, and a receive may be posted
-    any time ahead without blocking a send.
+    Each direction has a group of its own (in which NCCL gives every pair of ranks a communicator and stream of its own), so that the
+    k-th send always meets the k-th receive: no tags, and a receive may be posted any time ahead without blocking a send.
     """
 
     group: dist.ProcessGroup
@@ -137,29 +137,32 @@ def build_topology(
             made[shared], _ = dist.new_subgroups_by_enumeration([list(row) for row in shared], timeout=timeout)
         mine = next((row for row in rows if rank in row), (rank,))
         axes[name] = Axis(name, len(mine), mine.index(rank), made[shared] if len(mine) > 1 else None, mine)
-    return Topology(rank, world_size, **axes, edges=_build_edges(axes["pp"], device, timeout), device=device)
+    pipelines = [list(row) for row in axis_ranks(world_size, tensor, pipeline)["pp"]]
+    edges = PipelineEdges()
+    if pipeline > 1:
+        forward, _ = dist.new_subgroups_by_enumeration(pipelines, timeout=timeout)
+        backward, _ = dist.new_subgroups_by_enumeration(pipelines, timeout=timeout)
+        edges = _link(axes["pp"], forward, backward)
+        _warm_up(edges, device)
+    return Topology(rank, world_size, **axes, edges=edges, device=device)
 
 
-def _build_edges(pp: Axis, device: torch.device, timeout: timedelta) -> PipelineEdges:
-    """Create and warm up this stage's links, boundary by boundary from the first stage on, so that no two stages wait in a circle."""
-    links: dict[str, Edge] = {}
-    for boundary in range(pp.size - 1):
-        if pp.rank not in (boundary, boundary + 1):
-            continue
-        pair = [pp.ranks[boundary], pp.ranks[boundary + 1]]
-        upstream = pp.rank == boundary
-        peer = pair[1] if upstream else pair[0]
-        for direction, sends in (("forward", upstream), ("backward", not upstream)):
-            group = dist.new_group(pair, timeout=timeout, use_local_synchronization=True)
-            links[f"{direction}_{'out' if sends else 'in'}"] = Edge(group, peer)
-            _warm_up(group, peer, sends, device)
-    return PipelineEdges(**links)
+def _link(pp: Axis, forward: dist.ProcessGroup, backward: dist.ProcessGroup) -> PipelineEdges:
+    before = pp.ranks[pp.rank - 1] if pp.rank > 0 else None
+    after = pp.ranks[pp.rank + 1] if pp.rank < pp.size - 1 else None
+    return PipelineEdges(
+        forward_in=None if before is None else Edge(forward, before),
+        forward_out=None if after is None else Edge(forward, after),
+        backward_in=None if after is None else Edge(backward, after),
+        backward_out=None if before is None else Edge(backward, before),
+    )
 
 
-def _warm_up(group: dist.ProcessGroup, peer: int, sends: bool, device: torch.device) -> None:
-    """Pass one element over a link: backends that connect at first use do it here, where the order is known."""
+def _warm_up(edges: PipelineEdges, device: torch.device) -> None:
+    """Pass one element down the pipeline and back up: backends that connect at first use do it here, in a known order."""
     token = torch.zeros(1, device=device)
-    if sends:
-        dist.send(token, peer, group=group)
-    else:
-        dist.recv(token, peer, group=group)
+    for receive, send in ((edges.forward_in, edges.forward_out), (edges.backward_in, edges.backward_out)):
+        if receive is not None:
+            dist.recv(token, receive.peer, group=receive.group)
+        if send is not None:
+            dist.send(token, send.peer, group=send.group)

@@ -1,0 +1,79 @@
+"""Parameter records, blocks and layout-independent initial values."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from megalite.parallel.params import (
+    ParameterFactory,
+    global_block,
+    narrow_to_block,
+    record_of,
+    seeded_normal,
+)
+from megalite.parallel.topology import Axis, PipelineEdges, Topology
+
+
+def _factory(tp_size: int, tp_rank: int, seed: int = 7) -> ParameterFactory:
+    axes = {name: Axis(name) for name in ("dp", "pp", "model", "embedding")}
+    tp = Axis("tp", tp_size, tp_rank, None, tuple(range(tp_size)))
+    topology = Topology(tp_rank, tp_size, tp=tp, **axes, edges=PipelineEdges(), device=torch.device("cpu"))
+    return ParameterFactory(topology, torch.float64, seed)
+
+
+@pytest.mark.parametrize(
+    ("shape", "split_dim", "padded"),
+    [((6, 5), 0, None), ((2, 6, 5), 1, None), ((5, 6), 1, None), ((4, 3, 2, 7), 0, None), ((7, 5), 0, 12), ((2, 5), 0, 8)],
+)
+@pytest.mark.parametrize("tp", [2, 4])
+def test_initial_values_do_not_depend_on_the_layout(
+    shape: tuple[int, ...], split_dim: int, padded: int | None, tp: int
+) -> None:
+    length = padded or shape[split_dim]
+    if length % tp:
+        tp = 2
+    whole = _factory(1, 0).sharded("w", shape, split_dim, std=0.5, padded=padded)
+    assembled = torch.full(shape, torch.nan, dtype=torch.float64)
+    for rank in range(tp):
+        part = _factory(tp, rank).sharded("w", shape, split_dim, std=0.5, padded=padded)
+        offsets, sizes = global_block(part)
+        region = tuple(slice(start, start + size) for start, size in zip(offsets, sizes))
+        assembled[region] = narrow_to_block(part.detach(), part)
+        padding = part.detach().clone()
+        narrow_to_block(padding, part).zero_()
+        assert not padding.any()  # rows that the global tensor does not have are zero
+    assert torch.equal(assembled, narrow_to_block(whole.detach(), whole))
+
+
+def test_initial_values_are_normal_and_depend_on_seed_and_name() -> None:
+    rows = np.arange(400)
+    drawn = seeded_normal(1, "a", (400, 301), rows, std=0.02)
+    assert abs(drawn.mean().item()) < 4 * 0.02 / (400 * 301) ** 0.5
+    assert drawn.std().item() == pytest.approx(0.02, rel=0.01)  # 4 standard errors of the deviation
+    assert (drawn.abs() > 3 * 0.02).double().mean().item() == pytest.approx(0.0027, abs=0.0006)
+    assert not torch.equal(drawn, seeded_normal(2, "a", (400, 301), rows, std=0.02))
+    assert not torch.equal(drawn, seeded_normal(1, "b", (400, 301), rows, std=0.02))
+    assert torch.unique(drawn).numel() == drawn.numel()  # no row repeats another's numbers
+    some = np.array([3, 4, 399])
+    assert torch.equal(drawn[some], seeded_normal(1, "a", (400, 301), some, std=0.02))
+
+
+def test_a_length_that_does_not_divide_is_refused() -> None:
+    with pytest.raises(ValueError, match="layers.0.w: dimension 0 of length 6 is not divisible by tp 4"):
+        _factory(4, 0).within("layers.0").sharded("w", (6, 2), 0)
+
+
+def test_replicas_are_counted_once() -> None:
+    counted = [record_of(_factory(2, rank).replicated("norm", (4,), constant=1.0)).counted for rank in range(2)]
+    assert counted == [True, False]
+
+
+def test_a_parameter_without_a_record_is_refused() -> None:
+    with pytest.raises(KeyError, match="has no record"):
+        record_of(torch.nn.Parameter(torch.zeros(2)))
+
+
+def test_names_are_joined_with_dots() -> None:
+    assert record_of(_factory(1, 0).within("a").within("b").replicated("c", (3,))).name == "a.b.c"
