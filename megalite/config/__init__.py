@@ -1,5 +1,17 @@
 """Settings of a run: typed dataclasses, the command line made from them, and every rule between them."""
 
+from .blend import Blend, parse_blend, parse_split, read_data_args
+from .derived import (
+    ScheduleSamples,
+    padded_vocab_size,
+    parameter_count,
+    schedule_samples,
+    split_sample_counts,
+    train_iterations,
+    train_samples,
+)
+from .errors import ConfigError, ConfigErrors, exit_with_errors
+from .parse import config_from_dict, parse, parse_or_exit, validate
 from .schema import (
     BatchConfig,
     CheckpointConfig,
@@ -13,11 +25,16 @@ from .schema import (
     PrecisionConfig,
     RunConfig,
 )
+from .settings import replace, to_dict
+from .yaml_file import to_yaml
 
 __all__ = [
     "BatchConfig",
+    "Blend",
     "CheckpointConfig",
     "Config",
+    "ConfigError",
+    "ConfigErrors",
     "DataConfig",
     "EvaluationConfig",
     "LoggingConfig",
@@ -26,4 +43,22 @@ __all__ = [
     "ParallelConfig",
     "PrecisionConfig",
     "RunConfig",
+    "ScheduleSamples",
+    "config_from_dict",
+    "exit_with_errors",
+    "padded_vocab_size",
+    "parameter_count",
+    "parse",
+    "parse_blend",
+    "parse_or_exit",
+    "parse_split",
+    "read_data_args",
+    "replace",
+    "schedule_samples",
+    "split_sample_counts",
+    "to_dict",
+    "to_yaml",
+    "train_iterations",
+    "train_samples",
+    "validate",
 ]

@@ -7,11 +7,19 @@ from dataclasses import dataclass
 from .fields import setting
 
 TOKENIZER_TYPES = ("HuggingFaceTokenizer", "GPT2BPETokenizer", "NullTokenizer")
+CONVERTED = "convert it to a tokenizer.json and use HuggingFaceTokenizer:"
+OTHER_TOKENIZERS = {
+    "SentencePieceTokenizer": CONVERTED,
+    "GPTSentencePieceTokenizer": CONVERTED,
+    "Llama2Tokenizer": CONVERTED,
+    "TikTokenizer": CONVERTED,
+    "MultimodalTokenizer": "megalite trains on text;",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
 class DataConfig:
-    """Datasets, their split, and the tokenizer. A dataset is named by the common prefix of its .bin and .idx."""
+    """Datasets, their split, and the tokenizer. A dataset is named by the prefix of its .bin and .idx."""
 
     data_path: tuple[str, ...] = setting(
         (),
@@ -47,6 +55,7 @@ class DataConfig:
         "tokenizer.json or the folder that holds it) or NullTokenizer (tokens are numbers; --vocab-size). "
         "Gives vocabulary and end of document.",
         choices=TOKENIZER_TYPES,
+        elsewhere=OTHER_TOKENIZERS,
     )
     tokenizer_model: str | None = setting(
         None, "tokenizer.json, or the folder that holds it. Read from disk, never downloaded."

@@ -17,6 +17,7 @@ def setting(
     help: str,
     *,
     choices: tuple[str, ...] = (),
+    elsewhere: Mapping[str, str] | None = None,
     minimum: float | None = None,
     above: float | None = None,
     maximum: float | None = None,
@@ -28,6 +29,7 @@ def setting(
 
     default    value when nobody gives one; `REQUIRED` when it must be given; `None` when derived or off.
     help       what it does, its unit, a typical value, and the trap in Megatron's default where there is one.
+    elsewhere  choices that Megatron has and megalite has not, each with the megalite way.
     minimum, maximum are inclusive bounds; above, below exclusive ones. They hold for numbers only.
     off_flags  further spellings that set a boolean to False (Megatron's own, as `--disable-bias-linear`).
     negatable  False for names that are negative already (`no_load_optim`): they get no `--no-` form.
@@ -35,6 +37,7 @@ def setting(
     metadata = {
         "help": help,
         "choices": choices,
+        "elsewhere": elsewhere or {},
         "minimum": minimum,
         "above": above,
         "maximum": maximum,

@@ -64,6 +64,7 @@ class ModelConfig:
         "How the model knows token order: learned_absolute (GPT-2), rope (Llama, rotates queries and keys), "
         "or none. Megatron's default is GPT-2's; a Llama-style model needs --position-embedding-type rope.",
         choices=("learned_absolute", "rope", "none"),
+        elsewhere={"yarn": "scaled positions are not available in this version;"},
     )
     rotary_base: float = setting(
         10000.0,

@@ -9,11 +9,13 @@ from .fields import REQUIRED, setting
 
 @dataclass(frozen=True, kw_only=True)
 class OptimizerConfig:
-    """The update and its schedule, whose lengths are in iterations with --train-iters, in samples with
-    --train-samples."""
+    """AdamW, and a schedule with lengths in steps (--train-iters) or in samples (--train-samples)."""
 
     optimizer: str = setting(
-        "adam", "adam is AdamW: decoupled weight decay and bias correction.", choices=("adam",)
+        "adam",
+        "adam is AdamW: decoupled weight decay and bias correction.",
+        choices=("adam",),
+        elsewhere={"sgd": "AdamW is the only optimizer;"},
     )
     lr: float = setting(
         REQUIRED,

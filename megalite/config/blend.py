@@ -1,0 +1,61 @@
+"""Several datasets in one: what follows `--data-path`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Blend:
+    """Dataset prefixes, with a weight each or, when `weights` is None, weighted by their sizes."""
+
+    prefixes: tuple[str, ...]
+    weights: tuple[float, ...] | None
+
+
+def parse_blend(items: Sequence[str]) -> Blend:
+    """Read `prefix ...` or `weight prefix weight prefix ...`.
+
+    As in Megatron-LM: an odd number of items are prefixes; an even number are pairs when every first of two
+    is a number, and prefixes when none is. Raises ValueError for a mixture, and for weights that are
+    negative, not finite, or all zero.
+    """
+    firsts = [_number(item) for item in items[0::2]]
+    if len(items) % 2 or all(number is None for number in firsts):
+        return Blend(tuple(items), None)
+    weights = [number for number in firsts if number is not None]
+    if len(weights) != len(firsts):
+        odd = items[2 * firsts.index(None)]
+        raise ValueError(f"{odd!r} stands where a weight is expected")
+    if any(not math.isfinite(weight) or weight < 0 for weight in weights):
+        raise ValueError(f"weights must be finite and >= 0, not {' '.join(items[0::2])}")
+    if sum(weights) == 0:
+        raise ValueError("at least one weight must be > 0")
+    return Blend(tuple(items[1::2]), tuple(weights))
+
+
+def read_data_args(path: str) -> tuple[str, ...]:
+    """The items of a `--data-args-path` file: what would follow `--data-path`, over any number of lines."""
+    return tuple(Path(path).read_text(encoding="utf-8").split())
+
+
+def parse_split(text: str) -> tuple[float, float, float]:
+    """`969, 30, 1` -> shares of training, validation and test that add up to 1. Raises ValueError."""
+    shares = [float(part) for part in text.replace("/", ",").split(",")]
+    if len(shares) > 3:
+        raise ValueError(f"{len(shares)} shares")
+    if any(not math.isfinite(share) or share < 0 for share in shares) or sum(shares) == 0:
+        raise ValueError("shares must be finite, >= 0 and not all 0")
+    train, valid, test = (*shares, 0.0, 0.0)[:3]
+    total = train + valid + test
+    return train / total, valid / total, test / total
+
+
+def _number(text: str) -> float | None:
+    try:
+        return float(text)
+    except ValueError:
+        return None

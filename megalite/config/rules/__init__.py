@@ -1,0 +1,25 @@
+"""Every rule between settings. They run together, so that a user sees all errors at once."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from ..errors import ConfigError
+from ..schema.fields import flag_name
+from . import files, layout, model, schedule
+from .advice import warnings
+from .rule import Candidate
+
+__all__ = ["ALL_RULES", "Candidate", "broken_rules", "warnings"]
+
+ALL_RULES = (*model.RULES, *layout.RULES, *schedule.RULES, *files.RULES)
+
+
+def broken_rules(candidate: Candidate, unusable: Collection[str] = ()) -> list[ConfigError]:
+    """The errors of every rule, leaving out rules that read a setting in `unusable`."""
+    return [
+        ConfigError(flag_name(name), value, what, advice)
+        for rule in ALL_RULES
+        if not set(rule.reads) & set(unusable)
+        for name, value, what, advice in rule.check(candidate)
+    ]

@@ -1,0 +1,36 @@
+"""Warnings: settings that change nothing, and what a user would want to know before a long run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ..schema.fields import flag_name
+from .rule import Candidate
+
+ROPE = ("rotary_base", "rotary_percent", "rotary_interleaved")
+LOSS_SCALE = ("loss_scale", "initial_loss_scale", "min_loss_scale", "loss_scale_window", "hysteresis")
+WSD = ("lr_wsd_decay_style", "lr_wsd_decay_iters", "lr_wsd_decay_samples")
+
+
+def warnings(c: Candidate) -> Iterator[str]:
+    """Lines for the first rank to print. `c` has passed the rules."""
+    config, batch = c.config, c.config.batch
+    idle = [
+        (ROPE, config.model.position_embedding_type != "rope", "--position-embedding-type rope"),
+        (LOSS_SCALE, config.precision.params_dtype != "float16", "--fp16"),
+        (WSD, config.optimizer.lr_decay_style != "WSD", "--lr-decay-style WSD"),
+        (("no_save_optim", "save_interval"), config.checkpoint.save is None, "--save"),
+    ]
+    for names, without, needed in idle:
+        given = [flag_name(name) for name in names if name in c.given]
+        if without and given:
+            yield f"{', '.join(given)} has no effect without {needed}"
+    rest = (batch.train_samples or 0) % batch.global_batch_size
+    if rest:
+        yield f"the last {rest} of {batch.train_samples} samples fill no global batch and are not trained on"
+    microbatches = config.num_microbatches(c.world_size)
+    if microbatches < c.pp:
+        yield (
+            f"{microbatches} micro-batches a step keep {c.pp} pipeline stages idle most of the time; "
+            "raise --global-batch-size"
+        )

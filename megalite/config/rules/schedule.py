@@ -1,0 +1,97 @@
+"""Rules of the run's length, the learning rate, and number formats."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ..derived import schedule_samples
+from ..schema.fields import flag_name
+from .rule import Candidate, Finding, reads
+
+LENGTHS = ("train_iters", "train_samples")
+BY_STEPS = ("lr_warmup_iters", "lr_decay_iters", "lr_wsd_decay_iters")
+BY_SAMPLES = ("lr_warmup_samples", "lr_decay_samples", "lr_wsd_decay_samples")
+
+
+@reads(*LENGTHS)
+def length_is_given(c: Candidate) -> Iterator[Finding]:
+    if c.config.batch.train_iters is None and c.config.batch.train_samples is None:
+        yield "train_iters", None, "the length of the run is missing", "give --train-iters or --train-samples"
+
+
+@reads("train_samples", "global_batch_size", "micro_batch_size")
+def run_has_a_step(c: Candidate) -> Iterator[Finding]:
+    samples, step = c.config.batch.train_samples, c.config.batch.global_batch_size
+    if samples is not None and samples < step:
+        yield "train_samples", samples, f"less than one global batch of {step}", f"at least {step}"
+
+
+@reads(*LENGTHS, *BY_STEPS, *BY_SAMPLES)
+def schedule_has_the_units_of_the_run(c: Candidate) -> Iterator[Finding]:
+    batch, optimizer = c.config.batch, c.config.optimizer
+    by_samples = batch.train_samples is not None
+    for steps, samples in zip(BY_STEPS, BY_SAMPLES, strict=True):
+        wrong, right = (steps, samples) if by_samples else (samples, steps)
+        if getattr(optimizer, wrong):
+            length = "--train-samples" if by_samples else "--train-iters"
+            yield wrong, getattr(optimizer, wrong), f"does not go with {length}", f"use {flag_name(right)}"
+
+
+@reads("lr", "min_lr", "lr_warmup_init")
+def rates_are_ordered(c: Candidate) -> Iterator[Finding]:
+    optimizer = c.config.optimizer
+    for name in ("min_lr", "lr_warmup_init"):
+        if getattr(optimizer, name) > optimizer.lr:
+            rule = f"above the peak learning rate --lr {optimizer.lr:g}"
+            yield name, getattr(optimizer, name), rule, f"at most {optimizer.lr:g}"
+
+
+@reads(
+    *LENGTHS,
+    *BY_STEPS,
+    *BY_SAMPLES,
+    "lr_warmup_fraction",
+    "lr_decay_style",
+    "global_batch_size",
+    "micro_batch_size",
+)
+def schedule_fits(c: Candidate) -> Iterator[Finding]:
+    optimizer, by_samples = c.config.optimizer, c.config.batch.train_samples is not None
+    lengths = schedule_samples(c.config)
+    if lengths.decay == 0:
+        return  # the length of the run is missing, which is an error of its own
+    unit = 1 if by_samples else c.config.batch.global_batch_size
+    word = "samples" if by_samples else "steps"
+    if lengths.warmup >= lengths.decay:
+        name = BY_SAMPLES[0] if by_samples else BY_STEPS[0]
+        rule = (
+            f"the warm-up is not shorter than the decay of {lengths.decay // unit} {word}, which includes it"
+        )
+        yield name, getattr(optimizer, name), rule, f"at most {lengths.decay // unit - 1}"
+    if optimizer.lr_decay_style == "WSD":
+        name = BY_SAMPLES[2] if by_samples else BY_STEPS[2]
+        if not lengths.wsd_decay:
+            rule = "is required with --lr-decay-style WSD"
+            yield name, None, rule, f"a tenth of the run is usual: {max(1, lengths.decay // unit // 10)}"
+        elif lengths.wsd_decay > lengths.decay - lengths.warmup:
+            rest = int((lengths.decay - lengths.warmup) // unit)
+            rule = f"longer than the {rest} {word} between warm-up and end"
+            yield name, getattr(optimizer, name), rule, f"at most {rest}"
+
+
+@reads("params_dtype", "loss_scale", "initial_loss_scale", "min_loss_scale")
+def loss_scales_are_ordered(c: Candidate) -> Iterator[Finding]:
+    precision = c.config.precision
+    if precision.params_dtype == "float16" and precision.min_loss_scale > precision.initial_loss_scale:
+        rule = f"above --initial-loss-scale {precision.initial_loss_scale:g}"
+        yield "min_loss_scale", precision.min_loss_scale, rule, f"at most {precision.initial_loss_scale:g}"
+
+
+RULES = (
+    length_is_given,
+    run_has_a_step,
+    schedule_has_the_units_of_the_run,
+    rates_are_ordered,
+    schedule_fits,
+    loss_scales_are_ordered,
+)
