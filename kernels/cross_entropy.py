@@ -1,8 +1,10 @@
 """Cross-entropy over a vocabulary split across a tensor-parallel group.
 
 Each rank reduces its columns to a few numbers a row; one all-gather of them gives every rank the whole row's
-log-sum-exp. Saved for backward: the logits as they came, the targets and the log-sum-exp. The exchange holds
-(max, sum of exp(x - max), target logit, sum of x), combined as in Milakov and Gimelshein 2018, https://arxiv.org/abs/1805.02867.
+normaliser. Saved for backward: the logits as they came, the targets, and two fp32 numbers a row (the maximum
+and the logarithm of the sum of exp(x - maximum): their sum, the log-sum-exp, would lose the digits that
+matter where p nears 1). Statistics are combined as in Milakov and Gimelshein 2018,
+https://arxiv.org/abs/1805.02867, eq. 4.
 """
 
 from __future__ import annotations
@@ -10,10 +12,14 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from megalite.kernels.dispatch import choose, register, statistics_dtype
+
+# torch 2.13 gave this a new name and warns of the old one, the only one that 2.11 has.
+_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 
 
 def cross_entropy_reference(
@@ -28,116 +34,233 @@ def cross_entropy_reference(
     wide = logits[..., :vocab_size].to(statistics_dtype(logits.dtype))
     ignored = target == ignore_index
     lse = torch.logsumexp(wide, -1)
-    picked = wide.gather(-1, target.masked_fill(ignored, 0).unsqueeze(-1)).squeeze(-1)
+    picked = wide.gather(-1, target.long().masked_fill(ignored, 0).unsqueeze(-1)).squeeze(-1)
     loss = lse - (1 - label_smoothing) * picked - label_smoothing * wide.mean(-1) + z_loss * lse.square()
     return loss.masked_fill(ignored, 0.0)
 
 
-def _columns(logits: Tensor, vocab_start: int, vocab_size: int) -> int:
+def local_columns(logits: Tensor, vocab_start: int, vocab_size: int) -> int:
     """How many of the local columns are vocabulary; the rest is padding."""
     return max(0, min(logits.shape[-1], vocab_size - vocab_start))
 
 
 def _owned(target: Tensor, vocab_start: int, columns: int) -> tuple[Tensor, Tensor]:
-    local = target - vocab_start
+    local = target.long() - vocab_start
     owned = (local >= 0) & (local < columns)
     return owned, local.masked_fill(~owned, 0)
 
 
-def _statistics(logits: Tensor, target: Tensor, vocab_start: int, vocab_size: int, backend: str) -> Tensor:
-    columns = _columns(logits, vocab_start, vocab_size)
+def _statistics(
+    logits: Tensor,
+    target: Tensor,
+    vocab_start: int,
+    vocab_size: int,
+    ignore_index: int,
+    with_sum: bool,
+    backend: str,
+) -> Tensor:
+    columns = local_columns(logits, vocab_start, vocab_size)
+    if backend == "triton":
+        from megalite.kernels import cross_entropy_triton
+
+        return cross_entropy_triton.statistics(logits, target, vocab_start, columns, ignore_index, with_sum)
     wide = statistics_dtype(logits.dtype)
+    stats = torch.zeros(4, *target.shape, dtype=wide, device=logits.device)
     if columns == 0:
-        stats = torch.zeros(4, *target.shape, dtype=wide, device=logits.device)
         stats[0] = float("-inf")
         return stats
     valid = logits[..., :columns].to(wide)
     owned, local = _owned(target, vocab_start, columns)
-    largest = valid.amax(-1)
-    exp_sum = (valid - largest.unsqueeze(-1)).exp().sum(-1)
-    picked = valid.gather(-1, local.unsqueeze(-1)).squeeze(-1).masked_fill(~owned, 0.0)
-    return torch.stack((largest, exp_sum, picked, valid.sum(-1)))
+    stats[0] = valid.amax(-1)
+    stats[1] = (valid - stats[0].unsqueeze(-1)).exp().sum(-1)
+    stats[2] = valid.gather(-1, local.unsqueeze(-1)).squeeze(-1).masked_fill(~owned, 0.0)
+    if with_sum:
+        stats[3] = valid.sum(-1)
+    return stats
 
 
 def _statistics_fake(
-    logits: Tensor, target: Tensor, vocab_start: int, vocab_size: int, backend: str
+    logits: Tensor,
+    target: Tensor,
+    vocab_start: int,
+    vocab_size: int,
+    ignore_index: int,
+    with_sum: bool,
+    backend: str,
 ) -> Tensor:
     return logits.new_empty((4, *target.shape), dtype=statistics_dtype(logits.dtype))
 
 
+def _backward_into(
+    grad: Tensor, logits: Tensor, target: Tensor, normaliser: Tensor, vocab_start: int, vocab_size: int,
+    ignore_index: int, label_smoothing: float, z_loss: float, backend: str, out: Tensor,
+) -> None:  # fmt: skip
+    columns = local_columns(logits, vocab_start, vocab_size)
+    if backend == "triton":
+        from megalite.kernels import cross_entropy_triton
+
+        cross_entropy_triton.backward(
+            grad,
+            logits,
+            target,
+            normaliser,
+            vocab_start,
+            vocab_size,
+            columns,
+            ignore_index,
+            label_smoothing,
+            z_loss,
+            out,
+        )
+        return
+    wide = statistics_dtype(logits.dtype)
+    ignored = target == ignore_index
+    owned, local = _owned(target, vocab_start, columns)
+    largest, log_sum = normaliser.unsqueeze(-1).unbind(0)
+    inner = (logits[..., :columns].to(wide) - largest - log_sum).exp()
+    inner = inner * (1 + 2 * z_loss * (largest + log_sum)) - label_smoothing / vocab_size
+    if columns:
+        inner.scatter_add_(-1, local.unsqueeze(-1), -(1 - label_smoothing) * owned.to(wide).unsqueeze(-1))
+    inner = (inner * grad.to(wide).unsqueeze(-1)).masked_fill(ignored.unsqueeze(-1), 0.0)
+    out[..., :columns] = inner
+    out[..., columns:] = 0.0
+
+
 def _backward(
-    grad: Tensor, logits: Tensor, target: Tensor, lse: Tensor, vocab_start: int, vocab_size: int,
+    grad: Tensor, logits: Tensor, target: Tensor, normaliser: Tensor, vocab_start: int, vocab_size: int,
     ignore_index: int, label_smoothing: float, z_loss: float, backend: str,
 ) -> Tensor:  # fmt: skip
-    columns = _columns(logits, vocab_start, vocab_size)
-    wide = statistics_dtype(logits.dtype)
-    grad = grad.masked_fill(target == ignore_index, 0.0).to(wide)
-    owned, local = _owned(target, vocab_start, columns)
-    result = logits.new_zeros(logits.shape)
-    if columns == 0:
-        return result
-    probability = (logits[..., :columns].to(wide) - lse.unsqueeze(-1)).exp()
-    inner = probability * (1 + 2 * z_loss * lse).unsqueeze(-1) - label_smoothing / vocab_size
-    inner.scatter_add_(-1, local.unsqueeze(-1), -(1 - label_smoothing) * owned.to(wide).unsqueeze(-1))
-    result[..., :columns] = inner * grad.unsqueeze(-1)
-    return result
+    out = logits.new_empty(logits.shape)
+    _backward_into(
+        grad,
+        logits,
+        target,
+        normaliser,
+        vocab_start,
+        vocab_size,
+        ignore_index,
+        label_smoothing,
+        z_loss,
+        backend,
+        out,
+    )
+    return out
 
 
 def _backward_fake(
-    grad: Tensor, logits: Tensor, target: Tensor, lse: Tensor, vocab_start: int, vocab_size: int,
+    grad: Tensor, logits: Tensor, target: Tensor, normaliser: Tensor, vocab_start: int, vocab_size: int,
     ignore_index: int, label_smoothing: float, z_loss: float, backend: str,
 ) -> Tensor:  # fmt: skip
     return logits.new_empty(logits.shape)
 
 
-_cross_entropy_statistics = register(
-    "cross_entropy_statistics(Tensor logits, Tensor target, int vocab_start, int vocab_size, str backend)"
-    " -> Tensor",
+def _backward_in_place(
+    grad: Tensor, logits: Tensor, target: Tensor, normaliser: Tensor, vocab_start: int, vocab_size: int,
+    ignore_index: int, label_smoothing: float, z_loss: float, backend: str,
+) -> None:  # fmt: skip
+    _backward_into(
+        grad,
+        logits,
+        target,
+        normaliser,
+        vocab_start,
+        vocab_size,
+        ignore_index,
+        label_smoothing,
+        z_loss,
+        backend,
+        logits,
+    )
+
+
+def _backward_in_place_fake(
+    grad: Tensor, logits: Tensor, target: Tensor, normaliser: Tensor, vocab_start: int, vocab_size: int,
+    ignore_index: int, label_smoothing: float, z_loss: float, backend: str,
+) -> None:  # fmt: skip
+    return None
+
+
+cross_entropy_statistics = register(
+    "cross_entropy_statistics(Tensor logits, Tensor target, int vocab_start, int vocab_size,"
+    " int ignore_index, bool with_sum, str backend) -> Tensor",
     _statistics,
     _statistics_fake,
 )
 _cross_entropy_backward = register(
-    "cross_entropy_backward(Tensor grad, Tensor logits, Tensor target, Tensor lse, int vocab_start, "
-    "int vocab_size, int ignore_index, float label_smoothing, float z_loss, str backend) -> Tensor",
+    "cross_entropy_backward(Tensor grad, Tensor logits, Tensor target, Tensor normaliser,"
+    " int vocab_start, int vocab_size, int ignore_index,"
+    " float label_smoothing, float z_loss, str backend) -> Tensor",
     _backward,
     _backward_fake,
 )
+cross_entropy_backward_ = register(
+    "cross_entropy_backward_(Tensor grad, Tensor(a!) logits, Tensor target, Tensor normaliser,"
+    " int vocab_start, int vocab_size, int ignore_index,"
+    " float label_smoothing, float z_loss, str backend) -> ()",
+    _backward_in_place,
+    _backward_in_place_fake,
+)
 
 
-def _exchange(stats: Tensor, group: ProcessGroup | None) -> Tensor:
+def exchange(stats: Tensor, group: ProcessGroup | None) -> Tensor:
     """Statistics of all shards, (ranks, 4, *target): the one message of the operation."""
     if group is None or group.size() == 1:
         return stats.unsqueeze(0)
-    gathered = stats.new_empty((group.size(), *stats.shape))
-    torch.distributed.all_gather_into_tensor(gathered, stats, group=group)
-    return gathered
+    # Gloo wants the shards one after another on dim 0, not stacked on a new one.
+    gathered = stats.new_empty((group.size() * stats.shape[0], *stats.shape[1:]))
+    _all_gather(gathered, stats, group=group)
+    return gathered.unflatten(0, (group.size(), -1))
+
+
+def combine(
+    shards: Tensor, target: Tensor, vocab_size: int, ignore_index: int, label_smoothing: float, z_loss: float
+) -> tuple[Tensor, Tensor]:
+    """The loss (*target) and the normaliser (2, *target) from the shards' statistics (ranks, 4, *target)."""
+    largest = shards[:, 0].amax(0)
+    log_sum = (shards[:, 1] * (shards[:, 0] - largest).exp()).sum(0).log()
+    # A target that is no vocabulary entry has no owner: NaN rather than silently the log-sum-exp as the loss.
+    log_sum = torch.where((target >= 0) & (target < vocab_size), log_sum, torch.nan)
+    loss = (largest - shards[:, 2].sum(0)) + log_sum
+    if label_smoothing > 0:
+        evenly = (largest - shards[:, 3].sum(0) / vocab_size) + log_sum
+        loss = (1 - label_smoothing) * loss + label_smoothing * evenly
+    if z_loss > 0:
+        loss = loss + z_loss * (largest + log_sum).square()
+    return loss.masked_fill(target == ignore_index, 0.0), torch.stack((largest, log_sum))
 
 
 class _CrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, logits: Tensor, target: Tensor, vocab_start: int, vocab_size: int,
-        group: ProcessGroup | None, ignore_index: int, label_smoothing: float, z_loss: float, backend: str,
+        group: ProcessGroup | None, ignore_index: int, label_smoothing: float, z_loss: float, inplace: bool,
+        backend: str,
     ) -> Tensor:  # fmt: skip
-        stats = _exchange(_cross_entropy_statistics(logits, target, vocab_start, vocab_size, backend), group)
-        largest = stats[:, 0].amax(0)
-        lse = (stats[:, 1] * (stats[:, 0] - largest).exp()).sum(0).log() + largest
-        # A target that is no vocabulary entry has no owner: the loss is NaN rather than silently log-sum-exp.
-        lse = torch.where((target >= 0) & (target < vocab_size), lse, torch.nan)
-        ignored = target == ignore_index
-        lse = lse.masked_fill(ignored, 0.0)
-        loss = lse - (1 - label_smoothing) * stats[:, 2].sum(0) + z_loss * lse.square()
-        if label_smoothing > 0:
-            loss = loss - label_smoothing / vocab_size * stats[:, 3].sum(0)
-        ctx.save_for_backward(logits, target, lse)
+        with_sum = label_smoothing > 0
+        stats = cross_entropy_statistics(
+            logits, target, vocab_start, vocab_size, ignore_index, with_sum, backend
+        )
+        loss, normaliser = combine(
+            exchange(stats, group), target, vocab_size, ignore_index, label_smoothing, z_loss
+        )
+        ctx.save_for_backward(logits, target, normaliser)
         ctx.constants = (vocab_start, vocab_size, ignore_index, label_smoothing, z_loss, backend)
-        return loss.masked_fill(ignored, 0.0)
+        ctx.inplace = inplace
+        return loss
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        logits, target, lse = ctx.saved_tensors
-        return _cross_entropy_backward(grad, logits, target, lse, *ctx.constants), *(None,) * 8
+        logits, target, normaliser = ctx.saved_tensors
+        if ctx.inplace:
+            cross_entropy_backward_(grad, logits, target, normaliser, *ctx.constants)
+            # Whoever else saved the logits, a second backward of this loss included, now gets autograd's
+            # error.
+            torch.autograd.graph.increment_version(logits)
+            grad_logits = logits.detach()
+        else:
+            grad_logits = _cross_entropy_backward(grad, logits, target, normaliser, *ctx.constants)
+        return grad_logits, *(None,) * 9
 
 
 def vocab_parallel_cross_entropy(
@@ -150,6 +273,8 @@ def vocab_parallel_cross_entropy(
     *,
     label_smoothing: float = 0.0,
     z_loss: float = 0.0,
+    reduction: str = "none",
+    inplace: bool = False,
     backend: str | None = None,
 ) -> Tensor:
     """Loss of each token, fp32 (fp64 for fp64 logits), in target's shape; the same on every rank of `group`.
@@ -157,23 +282,45 @@ def vocab_parallel_cross_entropy(
     logits: (..., local columns), this rank's columns of the vocabulary from `vocab_start` on; columns at or
     beyond `vocab_size` (the true, unpadded size) are padding: no part of the loss, gradient exactly zero.
     Shards may differ in size.
-    target: global token ids; `ignore_index` gives loss 0 and gradient 0, other ids outside [0, vocab_size) NaN.
-    `label_smoothing` spreads that share evenly over the vocabulary; `z_loss` adds z_loss x log-sum-exp^2.
+    target: global token ids; `ignore_index` gives loss 0 and gradient 0, another id outside [0, vocab_size)
+    NaN. `label_smoothing` spreads that share evenly over the vocabulary; `z_loss` adds z_loss x
+    log-sum-exp^2. `reduction`: "none", "sum", or "mean" over the tokens not ignored (0 if all are). `inplace`
+    writes the gradient over contiguous logits in backward; whatever needs them later then raises.
     """
+    _check(logits, target, vocab_start, vocab_size, label_smoothing, reduction, inplace)
+    loss: Tensor = _CrossEntropy.apply(
+        logits, target, vocab_start, vocab_size, group, ignore_index, label_smoothing, z_loss, inplace,
+        choose(logits, backend),
+    )  # fmt: skip
+    if reduction == "none":
+        return loss
+    if reduction == "sum":
+        return loss.sum()
+    return loss.sum() / (target != ignore_index).sum().clamp(min=1)
+
+
+def _check(
+    logits: Tensor,
+    target: Tensor,
+    vocab_start: int,
+    vocab_size: int,
+    label_smoothing: float,
+    reduction: str,
+    inplace: bool,
+) -> None:
     if target.shape != logits.shape[:-1]:
         raise ValueError(
             f"target has shape {tuple(target.shape)}, but logits {tuple(logits.shape)} need one id a row"
         )
+    if target.dtype not in (torch.int64, torch.int32):
+        raise TypeError(f"target is {target.dtype}; token ids must be int64 or int32")
+    if vocab_start < 0 or vocab_size <= 0:
+        raise ValueError(
+            f"vocab_start {vocab_start} must not be negative, vocab_size {vocab_size} must be positive"
+        )
     if not 0.0 <= label_smoothing < 1.0:
         raise ValueError(f"label_smoothing is {label_smoothing}; it must lie in [0, 1)")
-    return _CrossEntropy.apply(
-        logits,
-        target,
-        vocab_start,
-        vocab_size,
-        group,
-        ignore_index,
-        label_smoothing,
-        z_loss,
-        choose(logits, backend),
-    )
+    if reduction not in ("none", "sum", "mean"):
+        raise ValueError(f"reduction {reduction!r} is unknown; choose none, sum or mean")
+    if inplace and not logits.is_contiguous():
+        raise ValueError("inplace=True writes the gradient over the logits, which must be contiguous")

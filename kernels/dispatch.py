@@ -1,13 +1,12 @@
 """Which backend computes an operation, and how the operations are registered with torch.
 
-Three backends give the same numbers and save the same tensors: `triton` on an accelerator, `cpu` (fused C++ of
-megalite._C) and `torch` (plain operators, any device, fp64 included). Nothing here imports Triton or touches a
-driver until an operation runs on it.
+Three backends give the same numbers and save the same tensors: `triton` on an accelerator, `cpu` (fused C++
+of megalite._C) and `torch` (plain operators, any device, fp64 included). Nothing here imports Triton or
+touches a driver until an operation runs on it.
 """
 
 from __future__ import annotations
 
-import functools
 import importlib.util
 from collections.abc import Callable
 from typing import Any
@@ -15,6 +14,8 @@ from typing import Any
 import torch
 
 BACKENDS = ("torch", "cpu", "triton")
+FUSED_CPU_DTYPES = (torch.bfloat16, torch.float32)
+HAS_TRITON = importlib.util.find_spec("triton") is not None  # installed; says nothing of a driver
 _LIBRARY = torch.library.Library("megalite", "FRAGMENT")
 
 
@@ -28,19 +29,13 @@ def register(schema: str, implementation: Callable[..., Any], fake: Callable[...
     return operator
 
 
-@functools.cache
-def has_triton() -> bool:
-    """Whether Triton can be imported; says nothing of a driver."""
-    return importlib.util.find_spec("triton") is not None
-
-
 def choose(tensor: torch.Tensor, requested: str | None = None) -> str:
     """The backend for an operation on `tensor`: `requested` if given, else the fastest that supports it."""
     if requested is not None:
         if requested not in BACKENDS:
             raise ValueError(f"backend {requested!r} is unknown; choose one of {', '.join(BACKENDS)}")
         return requested
-    if tensor.is_cuda and tensor.dtype != torch.float64 and has_triton():
+    if tensor.is_cuda and tensor.dtype != torch.float64 and HAS_TRITON:
         return "triton"
     return "torch"
 

@@ -14,21 +14,6 @@ from torch import Tensor
 from megalite.kernels.dispatch import choose, register, statistics_dtype
 
 
-def rotary_table(
-    positions: Tensor, rotary_dim: int, base: float = 10000.0, dtype: torch.dtype = torch.float32
-) -> tuple[Tensor, Tensor]:
-    """cos and sin of position x base^(-2i/rotary_dim).
-
-    positions (seq,) or (seq, batch) to (seq, rotary_dim / 2) or (seq, batch, rotary_dim / 2).
-    Angles are computed in fp64: at position 100,000 an fp32 angle is already wrong in its third decimal.
-    """
-    if rotary_dim % 2:
-        raise ValueError(f"rotary_dim {rotary_dim} must be even: channels are rotated in pairs")
-    exponents = torch.arange(0, rotary_dim, 2, dtype=torch.float64, device=positions.device) / rotary_dim
-    angles = positions.to(torch.float64).unsqueeze(-1) * base**-exponents
-    return angles.cos().to(dtype), angles.sin().to(dtype)
-
-
 def _rotate(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
     wide = statistics_dtype(x.dtype)
     half = cos.shape[-1]
@@ -57,6 +42,10 @@ def rope_reference(
 def _apply(
     q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, inverse: bool, backend: str
 ) -> tuple[Tensor, Tensor]:
+    if backend == "triton":
+        from megalite.kernels import rope_triton
+
+        return rope_triton.apply(q, k, cos, sin, interleaved, inverse)
     rotated = rope_reference(q, k, cos, -sin if inverse else sin, interleaved)
     return rotated[0].contiguous(), rotated[1].contiguous()
 
@@ -95,11 +84,11 @@ class _Rope(torch.autograd.Function):
 def rope(
     q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, interleaved: bool = False, *, backend: str | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Rotate q and k by the angles of `rotary_table`; new tensors, the inputs are left as they are.
+    """Rotate q and k by the angles of `rotary.rotary_table`; new tensors, the inputs are left as they are.
 
     q and k: (seq, batch, heads, head_dim) or (seq, batch, groups, heads_per_group, head_dim), any strides.
-    cos and sin: (seq, rotary_dim / 2), or (seq, batch, rotary_dim / 2) where positions differ between samples;
-    channels beyond rotary_dim pass unchanged. `interleaved` pairs channels (2i, 2i + 1), otherwise
+    cos and sin: (seq, rotary_dim / 2), or (seq, batch, rotary_dim / 2) where positions differ between
+    samples; channels beyond rotary_dim pass unchanged. `interleaved` pairs channels (2i, 2i + 1), otherwise
     (i, i + rotary_dim / 2).
     """
     for name, x in (("q", q), ("k", k)):

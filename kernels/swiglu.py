@@ -1,7 +1,7 @@
-"""SwiGLU: silu(gate) * up, with gate and up stacked in one tensor (..., 2, ffn).
+"""SwiGLU: silu(gate) * up, with gate and up stacked in one tensor (..., 2, ffn) or given apart.
 
-Shazeer 2020, https://arxiv.org/abs/2002.05202, eq. 6.
-Saved for backward: the input alone; the activation is recomputed.
+Shazeer 2020, https://arxiv.org/abs/2002.05202, eq. 6. Saved for backward: the inputs alone; the activation is
+recomputed.
 """
 
 from __future__ import annotations
@@ -20,33 +20,44 @@ def swiglu_reference(x: Tensor) -> Tensor:
     return (torch.nn.functional.silu(gate) * up).to(x.dtype)
 
 
-def _forward(x: Tensor, backend: str) -> Tensor:
-    return swiglu_reference(x).contiguous()
+def _forward(gate: Tensor, up: Tensor, backend: str) -> Tensor:
+    if backend == "triton":
+        from megalite.kernels import swiglu_triton
+
+        return swiglu_triton.forward(gate, up)
+    wide = statistics_dtype(gate.dtype)
+    return (torch.nn.functional.silu(gate.to(wide)) * up.to(wide)).to(gate.dtype).contiguous()
 
 
-def _forward_fake(x: Tensor, backend: str) -> Tensor:
-    return x.new_empty(x.shape[:-2] + x.shape[-1:])
+def _forward_fake(gate: Tensor, up: Tensor, backend: str) -> Tensor:
+    return gate.new_empty(gate.shape)
 
 
-def _backward(grad: Tensor, x: Tensor, backend: str) -> Tensor:
-    wide = statistics_dtype(x.dtype)
-    gate, up = x.to(wide).unbind(-2)
-    grad_wide = grad.to(wide)
-    sigmoid = torch.sigmoid(gate)
-    silu = gate * sigmoid
-    grad_x = x.new_empty(x.shape)
-    grad_x[..., 0, :] = grad_wide * up * (sigmoid + silu * (1 - sigmoid))
-    grad_x[..., 1, :] = grad_wide * silu
-    return grad_x
+def _backward(grad: Tensor, gate: Tensor, up: Tensor, backend: str) -> Tensor:
+    stacked = gate.new_empty((*gate.shape[:-1], 2, gate.shape[-1]))
+    if backend == "triton":
+        from megalite.kernels import swiglu_triton
+
+        swiglu_triton.backward(grad, gate, up, stacked)
+        return stacked
+    wide = statistics_dtype(gate.dtype)
+    gate_wide, grad_wide = gate.to(wide), grad.to(wide)
+    sigmoid = torch.sigmoid(gate_wide)
+    silu = gate_wide * sigmoid
+    stacked[..., 0, :] = grad_wide * up * (sigmoid + silu * (1 - sigmoid))
+    stacked[..., 1, :] = grad_wide * silu
+    return stacked
 
 
-def _backward_fake(grad: Tensor, x: Tensor, backend: str) -> Tensor:
-    return x.new_empty(x.shape)
+def _backward_fake(grad: Tensor, gate: Tensor, up: Tensor, backend: str) -> Tensor:
+    return gate.new_empty((*gate.shape[:-1], 2, gate.shape[-1]))
 
 
-_swiglu_forward = register("swiglu_forward(Tensor x, str backend) -> Tensor", _forward, _forward_fake)
+_swiglu_forward = register(
+    "swiglu_forward(Tensor gate, Tensor up, str backend) -> Tensor", _forward, _forward_fake
+)
 _swiglu_backward = register(
-    "swiglu_backward(Tensor grad, Tensor x, str backend) -> Tensor", _backward, _backward_fake
+    "swiglu_backward(Tensor grad, Tensor gate, Tensor up, str backend) -> Tensor", _backward, _backward_fake
 )
 
 
@@ -55,17 +66,40 @@ class _SwiGLU(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, backend: str) -> Tensor:
         ctx.save_for_backward(x)
         ctx.backend = backend
-        return _swiglu_forward(x, backend)
+        return _swiglu_forward(x[..., 0, :], x[..., 1, :], backend)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, None]:
         (x,) = ctx.saved_tensors
-        return _swiglu_backward(grad, x, ctx.backend), None
+        return _swiglu_backward(grad, x[..., 0, :], x[..., 1, :], ctx.backend), None
+
+
+class _SwiGLUPair(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, gate: Tensor, up: Tensor, backend: str) -> Tensor:
+        ctx.save_for_backward(gate, up)
+        ctx.backend = backend
+        return _swiglu_forward(gate, up, backend)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        stacked = _swiglu_backward(grad, *ctx.saved_tensors, ctx.backend)
+        return stacked[..., 0, :], stacked[..., 1, :], None
 
 
 def swiglu(x: Tensor, *, backend: str | None = None) -> Tensor:
-    """silu(x[..., 0, :]) * x[..., 1, :], gate first: (..., 2, ffn) to (..., ffn). Raises ValueError otherwise."""
+    """silu(x[..., 0, :]) * x[..., 1, :]: (..., 2, ffn) to (..., ffn). Raises ValueError for another shape."""
     if x.dim() < 2 or x.shape[-2] != 2:
         raise ValueError(f"swiglu needs a tensor of shape (..., 2, ffn), gate first; got {tuple(x.shape)}")
     return _SwiGLU.apply(x, choose(x, backend))
+
+
+def swiglu_pair(gate: Tensor, up: Tensor, *, backend: str | None = None) -> Tensor:
+    """silu(gate) * up of two tensors (..., ffn) of one shape and dtype; raises ValueError otherwise."""
+    if gate.shape != up.shape or gate.dtype != up.dtype:
+        raise ValueError(
+            f"gate {tuple(gate.shape)} {gate.dtype} and up {tuple(up.shape)} {up.dtype} must agree"
+        )
+    return _SwiGLUPair.apply(gate, up, choose(gate, backend))
