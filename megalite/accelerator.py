@@ -1,7 +1,8 @@
-"""Every line that depends on the kind of device: choosing it, its process-group backend, copies, waiting, memory, peak rate.
+"""Every line that depends on the kind of device: choosing it, its process-group backend, copies, waiting,
+memory, peak rate.
 
-What a CPU-only machine cannot run is marked "device only" below and is exercised by the GPU script of the tests.
-"""
+What a CPU-only machine cannot run is marked "device only" below and is exercised by the GPU script of the
+tests."""
 
 from __future__ import annotations
 
@@ -35,12 +36,16 @@ def local_device() -> torch.device:
 
 
 def backend_for(device: torch.device, requested: str = "auto") -> str:
-    """Name of the process-group backend: ``requested``, or the framework's default for ``device`` (gloo, nccl, ...)."""
+    """Name of the process-group backend: ``requested``, or the framework's default for ``device`` (gloo,
+    nccl, ...).
+    """
     return dist.get_default_backend_for_device(device) if requested == "auto" else requested
 
 
 def pin(tensor: torch.Tensor) -> torch.Tensor:
-    """``tensor`` in page-locked host memory when an accelerator is there, so that its copy can run asynchronously."""
+    """``tensor`` in page-locked host memory when an accelerator is there, so that its copy can run
+    asynchronously.
+    """
     return tensor.pin_memory() if torch.accelerator.is_available() else tensor  # device only
 
 
@@ -56,7 +61,7 @@ def synchronize(device: torch.device) -> None:
 
 
 def peak_memory_bytes(device: torch.device) -> int:
-    """Most memory held so far, in bytes: the allocator's peak on an accelerator, the resident set's on a CPU."""
+    """Most memory held so far, in bytes: the allocator's peak on an accelerator, else the resident set's."""
     if device.type == "cpu":
         import resource
 
@@ -65,7 +70,9 @@ def peak_memory_bytes(device: torch.device) -> int:
 
 
 def peak_flops(device: torch.device) -> float | None:
-    """Data-sheet dense bf16 peak of ``device`` in FLOP/s, or None where it is not known (then no MFU is printed)."""
+    """Data-sheet dense bf16 peak of ``device`` in FLOP/s, or None where it is not known (then no MFU is
+    printed).
+    """
     if device.type == "cpu":
         return None
     name = torch.cuda.get_device_name(device)  # device only

@@ -16,8 +16,8 @@ Rotation = tuple[torch.Tensor, torch.Tensor]
 class Attention(nn.Module):
     """``proj(softmax(q k^T / sqrt(d)) v)`` over earlier positions only.
 
-    Group g of the fused projection holds its queries, then one key and one value: ``(groups, queries + 2, head_dim, hidden)``.
-    """
+    Group g of the fused projection holds its queries, then one key and one value: ``(groups, queries + 2,
+    head_dim, hidden)``."""
 
     def __init__(self, config: ModelConfig, make: ParameterFactory, output_std: float):
         super().__init__()
@@ -32,16 +32,24 @@ class Attention(nn.Module):
         has_qkv_bias = config.add_bias_linear or config.add_qkv_bias
         self.qkv_bias = qkv.sharded("bias", fused, 0, decay=False) if has_qkv_bias else None
         self.proj_weight = proj.sharded("weight", (config.hidden_size, width), 1, std=output_std)
-        self.proj_bias = proj.replicated("bias", (config.hidden_size,), decay=False) if config.add_bias_linear else None
+        self.proj_bias = (
+            proj.replicated("bias", (config.hidden_size,), decay=False) if config.add_bias_linear else None
+        )
 
     def forward(self, x: torch.Tensor, rotation: Rotation | None) -> torch.Tensor:
         """x: (seq, batch, hidden), a sequence shard with sequence parallelism; the same shape out."""
         qkv = column_linear(x, self.qkv_weight, self.qkv_bias, self.axis, self.sequence_parallel)
-        qkv = qkv.unflatten(-1, (-1, self.queries + 2, self.head_dim))  # (seq, batch, groups / tp, queries + 2, head_dim)
+        qkv = qkv.unflatten(
+            -1, (-1, self.queries + 2, self.head_dim)
+        )  # (seq, batch, groups / tp, queries + 2, head_dim)
         q, k, v = qkv[..., :-2, :], qkv[..., -2:-1, :], qkv[..., -1:, :]
         if rotation is not None:
             q, k = rope(q, k, *rotation, interleaved=self.interleaved)
-        q, k, v = (part.flatten(2, 3).permute(1, 2, 0, 3) for part in (q, k, v))  # (batch, heads / tp, seq, head_dim)
-        context = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=self.queries > 1)
+        q, k, v = (
+            part.flatten(2, 3).permute(1, 2, 0, 3) for part in (q, k, v)
+        )  # (batch, heads / tp, seq, head_dim)
+        context = nn.functional.scaled_dot_product_attention(
+            q, k, v, is_causal=True, enable_gqa=self.queries > 1
+        )
         context = context.permute(2, 0, 1, 3).flatten(2)  # (seq, batch, heads / tp * head_dim)
         return row_linear(context, self.proj_weight, self.proj_bias, self.axis, self.sequence_parallel)

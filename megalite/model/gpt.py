@@ -22,7 +22,9 @@ IGNORED = -100  # label of a position that is out of the loss
 
 
 class Tokens(Protocol):
-    """What the model reads of a micro-batch: int64 ids and positions, and a mask of the labels that count, each (batch, seq)."""
+    """What the model reads of a micro-batch: int64 ids and positions, and a mask of the labels that count,
+    each (batch, seq).
+    """
 
     @property
     def tokens(self) -> torch.Tensor: ...
@@ -61,7 +63,9 @@ class Embedding(nn.Module):
         learned = config.position_embedding_type == "learned_absolute"
         shape = (config.max_position_embeddings, config.hidden_size)
         self.positions = (
-            make.within("embedding.positions").replicated("weight", shape, std=config.init_method_std) if learned else None
+            make.within("embedding.positions").replicated("weight", shape, std=config.init_method_std)
+            if learned
+            else None
         )
 
     def forward(self, tokens: torch.Tensor, position_ids: torch.Tensor) -> torch.Tensor:
@@ -79,12 +83,17 @@ class Embedding(nn.Module):
 class GPTStage(nn.Module):
     """The consecutive blocks of one pipeline stage, with the embedding on the first and the head on the last.
 
-    Called with a micro-batch and the hidden states of the stage before (None on the first stage), it returns hidden states
-    (seq, batch, hidden), or on the last stage the loss summed over the positions that count: a scalar, fp32 (fp64 for fp64 models).
-    """
+    Called with a micro-batch and the hidden states of the stage before (None on the first stage), it returns
+    hidden states (seq, batch, hidden), or on the last stage the loss summed over the positions that count: a
+    scalar, fp32 (fp64 for fp64 models)."""
 
     def __init__(
-        self, config: ModelConfig, topology: Topology, dtype: torch.dtype, seed: int, sequence_parallel: bool = False
+        self,
+        config: ModelConfig,
+        topology: Topology,
+        dtype: torch.dtype,
+        seed: int,
+        sequence_parallel: bool = False,
     ):
         super().__init__()
         self.config, self.topology, self.dtype = config, topology, dtype
@@ -92,10 +101,15 @@ class GPTStage(nn.Module):
         make = ParameterFactory(topology, dtype, seed, sequence_parallel)
         first, last = topology.is_first_stage, topology.is_last_stage
         tied = not config.untie_embeddings_and_output_weights
-        table = self._vocabulary_table(make, "embedding.tokens.weight", tied) if first or (tied and last) else None
+        table = (
+            self._vocabulary_table(make, "embedding.tokens.weight", tied)
+            if first or (tied and last)
+            else None
+        )
         self.embedding = Embedding(config, make, table) if first and table is not None else None
         self.layers = nn.ModuleList(
-            Block(config, make.within(f"layers.{index}")) for index in stage_layers(config.num_layers, topology)
+            Block(config, make.within(f"layers.{index}"))
+            for index in stage_layers(config.num_layers, topology)
         )
         self.final_norm = make_norm(config, make.within("final_norm")) if last else None
         self.head: nn.Parameter | None = None
@@ -109,7 +123,9 @@ class GPTStage(nn.Module):
             self._rotary = rotary_table(positions, rotary_dim, config.rotary_base, wide)
 
     def _vocabulary_table(self, make: ParameterFactory, name: str, tied: bool) -> nn.Parameter:
-        """A (vocab, hidden) table cut over tp; a tied one lives on both the first and the last stage and is counted once."""
+        """A (vocab, hidden) table cut over tp; a tied one lives on both the first and the last stage and is
+        counted once.
+        """
         config, topology = self.config, self.topology
         across_stages = tied and topology.pp.size > 1
         return make.sharded(
@@ -117,7 +133,9 @@ class GPTStage(nn.Module):
             (config.vocab_size, config.hidden_size),
             0,
             std=config.init_method_std,
-            padded=padded_vocab_size(config.vocab_size, config.make_vocab_size_divisible_by, topology.tp.size),
+            padded=padded_vocab_size(
+                config.vocab_size, config.make_vocab_size_divisible_by, topology.tp.size
+            ),
             sum_grad_over=("embedding",) if across_stages else (),
             counted=topology.is_first_stage or not tied,
             uses=2 if tied and not across_stages else 1,
@@ -150,7 +168,9 @@ class GPTStage(nn.Module):
     def logits(self, batch: Tokens, hidden: torch.Tensor | None) -> torch.Tensor:
         """Last stage only: this rank's columns of the logits, (seq, batch, padded vocab / tp)."""
         if self.final_norm is None or self.head is None:
-            raise ValueError(f"pipeline stage {self.topology.pp.rank} of {self.topology.pp.size} has no head; ask the last one")
+            raise ValueError(
+                f"stage {self.topology.pp.rank} of {self.topology.pp.size} has no head; ask the last one"
+            )
         x = self.final_norm(self.hidden_states(batch, hidden))
         return column_linear(x, self.head, None, self.topology.tp, self.sequence_parallel)
 

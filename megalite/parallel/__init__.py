@@ -1,1 +1,3 @@
-"""How one model is spread over many processes: topology, parameter records, collectives, parallel layers, gradient buckets."""
+"""How one model is spread over many processes: topology, parameter records, collectives, parallel layers,
+gradient buckets.
+"""

@@ -1,9 +1,10 @@
-"""Flat parameter and gradient memory, cut into buckets that are reduced over the data-parallel ranks while backward goes on.
+"""Flat parameter and gradient memory, cut into buckets that are reduced over the data-parallel ranks while
+backward goes on.
 
-Parameters are laid out in the reverse of the order in which forward uses them, which is roughly the order in which backward fills
-their gradients. A bucket is reduced as soon as the last gradient of the last micro-batch is in it. Gradients are summed, not
-averaged: the loss is already divided by the token count of the global batch.
-"""
+Parameters are laid out in the reverse of the order in which forward uses them, which is roughly the order in
+which backward fills their gradients. A bucket is reduced as soon as the last gradient of the last micro-batch
+is in it. Gradients are summed, not averaged: the loss is already divided by the token count of the global
+batch."""
 
 from __future__ import annotations
 
@@ -34,9 +35,9 @@ class Slot:
 class FlatBucket:
     """One contiguous piece of a stage's parameters.
 
-    ``weights`` (numel,) in the parameters' dtype and ``grads`` (numel,) in the main gradient's: each parameter is a view of the first,
-    its main gradient of the second. Elements between slots are padding and stay zero.
-    """
+    ``weights`` (numel,) in the parameters' dtype and ``grads`` (numel,) in the main gradient's: each
+    parameter is a view of the first, its main gradient of the second. Elements between slots are padding and
+    stay zero."""
 
     weights: torch.Tensor
     grads: torch.Tensor
@@ -44,12 +45,14 @@ class FlatBucket:
 
 
 def main_grad_dtype(dtype: torch.dtype) -> torch.dtype:
-    """dtype in which gradients are accumulated and the optimizer works: fp64 for fp64 parameters, fp32 for all others."""
+    """dtype in which gradients are accumulated and the optimizer works: fp64 for fp64 parameters, fp32 for
+    all others.
+    """
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
 def default_bucket_size(dp_size: int) -> int:
-    """Elements in a bucket: large enough to keep the ring busy on any number of ranks (Megatron-LM's rule)."""
+    """Elements in a bucket: enough to keep the ring busy on any number of ranks (Megatron-LM's rule)."""
     return max(40_000_000, 1_000_000 * dp_size)
 
 
@@ -58,7 +61,8 @@ def _align(offset: int) -> int:
 
 
 def plan_buckets(sizes: Sequence[int], alone: Sequence[bool], bucket_size: int) -> list[list[int]]:
-    """Group parameters, given by size in buffer order, into buckets of at least ``bucket_size`` elements (the last may be smaller).
+    """Group parameters, given by size in buffer order, into buckets of at least ``bucket_size`` elements (the
+    last may be smaller).
 
     A parameter with ``alone`` set gets a bucket of its own. Returns the indices in each bucket.
     """
@@ -121,11 +125,12 @@ class _Reduction:
 class GradientBuckets:
     """Moves the parameters of a stage into flat memory and reduces their gradients.
 
-    A step is: :meth:`zero_grads`; backward of all micro-batches but one; :meth:`start_last_backward`; the last backward, during which
-    full buckets are reduced when ``overlap`` is set; :meth:`finish`.
-    """
+    A step is: :meth:`zero_grads`; backward of all micro-batches but one; :meth:`start_last_backward`; the
+    last backward, during which full buckets are reduced when ``overlap`` is set; :meth:`finish`."""
 
-    def __init__(self, parameters: Iterable[nn.Parameter], topology: Topology, bucket_size: int | None, overlap: bool):
+    def __init__(
+        self, parameters: Iterable[nn.Parameter], topology: Topology, bucket_size: int | None, overlap: bool
+    ):
         self.topology = topology
         self.overlap = overlap
         ordered = list(reversed(list(dict.fromkeys(parameters))))
@@ -136,7 +141,7 @@ class GradientBuckets:
         groups = plan_buckets([param.numel() for param in ordered], alone, size)
         self.buckets = _lay_out([[ordered[index] for index in group] for group in groups])
         self._reductions = [_Reduction(bucket, topology.dp) for bucket in self.buckets]
-        for bucket, reduction in zip(self.buckets, self._reductions):
+        for bucket, reduction in zip(self.buckets, self._reductions, strict=True):
             for slot in bucket.slots:
                 _connect(slot, bucket, reduction.count)
 
@@ -157,7 +162,7 @@ class GradientBuckets:
                 reduction.arm()
 
     def finish(self) -> None:
-        """Reduce what is not yet reduced and wait: afterwards every ``main_grad`` is that of the global batch."""
+        """Reduce what is left and wait: afterwards every ``main_grad`` is that of the global batch."""
         for reduction in self._reductions:
             if reduction.work is None:
                 reduction.start()
@@ -170,11 +175,13 @@ class GradientBuckets:
         """Sum, in one message, the gradients of which each rank of ``axis`` has only a part."""
         if axis.size == 1:
             return
-        partial = [main_grad(param) for param in self.parameters if axis.name in record_of(param).sum_grad_over]
+        partial = [
+            main_grad(param) for param in self.parameters if axis.name in record_of(param).sum_grad_over
+        ]
         if not partial:
             return
         message = all_reduce(torch.cat([grad.reshape(-1) for grad in partial]), axis)
-        for grad, total in zip(partial, message.split([grad.numel() for grad in partial])):
+        for grad, total in zip(partial, message.split([grad.numel() for grad in partial]), strict=True):
             grad.copy_(total.view_as(grad))
 
 
@@ -184,13 +191,15 @@ def main_grad(param: nn.Parameter) -> torch.Tensor:
 
 
 def _lay_out(groups: list[list[nn.Parameter]]) -> list[FlatBucket]:
-    """Allocate one weight and one gradient buffer, move the parameters into them, and cut them into buckets."""
+    """Allocate one weight and one gradient buffer and cut them into buckets, one a group."""
     first = groups[0][0]
     extents = [sum(_align(param.numel()) for param in group) for group in groups]
     weights = torch.zeros(sum(extents), dtype=first.dtype, device=first.device)
     grads = torch.zeros(sum(extents), dtype=main_grad_dtype(first.dtype), device=first.device)
     buckets = []
-    for group, flat_weights, flat_grads in zip(groups, weights.split(extents), grads.split(extents)):
+    for group, flat_weights, flat_grads in zip(
+        groups, weights.split(extents), grads.split(extents), strict=True
+    ):
         slots, start = [], 0
         for param in group:
             slots.append(Slot(param, start, start + param.numel()))
@@ -211,7 +220,9 @@ def _connect(slot: Slot, bucket: FlatBucket, ready: Callable[[], None]) -> None:
     attach_sink(param, _Sink(grad, ready))
 
     def move_gradient(leaf: torch.Tensor) -> None:
-        """For gradients that autograd computed (norms, biases); linear layers and embeddings bring theirs themselves."""
+        """For gradients that autograd computed (norms, biases); linear layers and embeddings bring theirs
+        themselves.
+        """
         if leaf.grad is not None:
             grad.add_(leaf.grad)
             leaf.grad = None

@@ -37,7 +37,8 @@ class _LookUp(torch.autograd.Function):
 def vocab_parallel_embedding(
     tokens: torch.Tensor, weight: torch.Tensor, start: int, axis: Axis, sequence_parallel: bool
 ) -> torch.Tensor:
-    """Embed ``tokens`` (seq, batch) with ``weight`` (padded vocab / tp, hidden) whose first row is token ``start``.
+    """Embed ``tokens`` (seq, batch) with ``weight`` (padded vocab / tp, hidden) whose first row is token
+    ``start``.
 
     Returns (seq, batch, hidden), or the sequence shard (seq / tp, batch, hidden).
     """

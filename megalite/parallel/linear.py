@@ -1,8 +1,8 @@
 """Column- and row-parallel linear layers that own their backward.
 
-The input gradient comes first and its communication is started; while it runs, the weight gradient is added straight into the main
-gradient. That one place gives the overlap and the fused accumulation, and is where a schedule can put weight gradients off.
-"""
+The input gradient comes first and its communication is started; while it runs, the weight gradient is added
+straight into the main gradient. That one place gives the overlap and the fused accumulation, and is where a
+schedule can put weight gradients off."""
 
 from __future__ import annotations
 
@@ -22,11 +22,13 @@ from megalite.parallel.params import sink_of
 from megalite.parallel.topology import Axis
 
 
-def add_weight_gradient(weight: torch.Tensor, grad_output: torch.Tensor, x: torch.Tensor) -> torch.Tensor | None:
+def add_weight_gradient(
+    weight: torch.Tensor, grad_output: torch.Tensor, x: torch.Tensor
+) -> torch.Tensor | None:
     """Gradient of ``weight`` (n, k) seen as a matrix, from ``grad_output`` (tokens, n) and ``x`` (tokens, k).
 
-    Added to the parameter's main gradient when it has one (then None is returned), else returned in the weight's shape for autograd.
-    """
+    Added to the parameter's main gradient when it has one (then None is returned), else returned in the
+    weight's shape for autograd."""
     sink = sink_of(weight)
     if sink is None:
         return (grad_output.t() @ x).view_as(weight)
@@ -45,11 +47,18 @@ def _rows(tensor: torch.Tensor) -> torch.Tensor:
 
 
 class _ColumnLinear(torch.autograd.Function):
-    """f fused into the product: forward identity (all-gather of sequence shards), backward all-reduce (reduce-scatter) of dx."""
+    """f fused into the product: forward identity (all-gather of sequence shards), backward all-reduce
+    (reduce-scatter) of dx.
+    """
 
     @staticmethod
     def forward(
-        ctx: Any, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, axis: Axis, sequence_parallel: bool
+        ctx: Any,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        axis: Axis,
+        sequence_parallel: bool,
     ) -> torch.Tensor:
         ctx.save_for_backward(x, weight)  # the shard, not the gathered input
         ctx.axis, ctx.sequence_parallel, ctx.has_bias = axis, sequence_parallel, bias is not None
@@ -90,9 +99,8 @@ def column_linear(
 ) -> torch.Tensor:
     """``y = x W^T + b`` with the rows of W cut over ``axis``.
 
-    x: (seq, batch, k), or its shard (seq / tp, batch, k) with ``sequence_parallel``; weight: (..., k), seen as (n / tp, k);
-    returns (seq, batch, n / tp).
-    """
+    x: (seq, batch, k), or its shard (seq / tp, batch, k) with ``sequence_parallel``; weight: (..., k), seen
+    as (n / tp, k); returns (seq, batch, n / tp)."""
     flat_bias = None if bias is None else bias.reshape(-1)
     return _ColumnLinear.apply(x, weight, flat_bias, axis, sequence_parallel)
 
@@ -102,8 +110,7 @@ def row_linear(
 ) -> torch.Tensor:
     """``y = sum over axis of x W^T, + b`` with the columns of W cut over ``axis``.
 
-    x: (seq, batch, k / tp); weight: (n, k / tp); returns (seq, batch, n), or its shard (seq / tp, batch, n) with
-    ``sequence_parallel``. The bias is added once, after the sum.
-    """
+    x: (seq, batch, k / tp); weight: (n, k / tp); returns (seq, batch, n), or its shard (seq / tp, batch, n)
+    with ``sequence_parallel``. The bias is added once, after the sum."""
     y = sum_partials(_PartialLinear.apply(x, weight), axis, sequence_parallel)
     return y if bias is None else y + bias

@@ -1,8 +1,9 @@
-"""Each collective of the tensor-parallel axis beside its conjugate: what one does forward, the other does backward.
+"""Each collective of the tensor-parallel axis beside its conjugate: what one does forward, the other does
+backward.
 
-Along tp a tensor is either whole on every rank, a shard of the sequence (dim 0), or a partial sum. f and g are the names of Shoeybi et
-al. 2019 (arXiv 1909.08053), g-bar of Korthikanti et al. 2022 (arXiv 2205.05198). Over an axis of one rank all are the identity.
-"""
+Along tp a tensor is either whole on every rank, a shard of the sequence (dim 0), or a partial sum. f and g
+are the names of Shoeybi et al. 2019 (arXiv 1909.08053), g-bar of Korthikanti et al. 2022 (arXiv 2205.05198).
+Over an axis of one rank all are the identity."""
 
 from __future__ import annotations
 
@@ -18,7 +19,9 @@ _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_t
 _reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 
-def all_reduce(tensor: torch.Tensor, axis: Axis, op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM) -> torch.Tensor:
+def all_reduce(
+    tensor: torch.Tensor, axis: Axis, op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM
+) -> torch.Tensor:
     """``tensor`` reduced over ``axis``, in place."""
     if axis.group is not None:
         dist.all_reduce(tensor, op=op, group=axis.group)
@@ -26,7 +29,9 @@ def all_reduce(tensor: torch.Tensor, axis: Axis, op: dist.ReduceOp.RedOpType = d
 
 
 def start_all_gather(shard: torch.Tensor, axis: Axis) -> tuple[torch.Tensor, dist.Work | None]:
-    """Begin to collect the shards of dim 0: ``(n, ...)`` -> ``(n * size, ...)``, valid once the returned work is waited for."""
+    """Begin to collect the shards of dim 0: ``(n, ...)`` -> ``(n * size, ...)``, valid once the returned work
+    is waited for.
+    """
     if axis.group is None:
         return shard, None
     whole = shard.new_empty((shard.shape[0] * axis.size, *shard.shape[1:]))
@@ -84,7 +89,9 @@ class _SumPartialsToShards(torch.autograd.Function):
 
 
 def sum_partials(partial: torch.Tensor, axis: Axis, sequence_parallel: bool) -> torch.Tensor:
-    """Partial sums ``(seq, ...)`` to the whole, ``(seq, ...)`` on every rank, or its sequence shard ``(seq / tp, ...)``."""
+    """Partial sums ``(seq, ...)`` to the whole, ``(seq, ...)`` on every rank, or its sequence shard ``(seq /
+    tp, ...)``.
+    """
     if axis.size == 1:
         return partial
     function = _SumPartialsToShards if sequence_parallel else _SumPartials

@@ -1,4 +1,5 @@
-"""A parameter knows how it is sharded: one record a parameter, read by initialisation, reduction, norm, decay and checkpoints.
+"""A parameter knows how it is sharded: one record a parameter, read by initialisation, reduction, norm, decay
+and checkpoints.
 
 Nothing else in the project keeps lists of parameter names.
 """
@@ -22,13 +23,14 @@ class ParamRecord:
     """How one local parameter belongs to its global tensor.
 
     ``name``, ``global_shape``: of the whole tensor, padding not counted.
-    ``split_dim``, ``offset``: the dimension cut over the tp axis and where the local part starts on it (None, 0: replicated).
+    ``split_dim``, ``offset``: the dimension cut over the tp axis and where the local part starts on it (None,
+    0: replicated).
     ``sum_grad_over``: axes, besides dp, over which the local gradient is only a partial sum.
-    ``counted``: whether this rank's copy counts in the gradient norm and is the one written to checkpoints: true on one rank of each
-    set of replicas in a copy of the model.
+    ``counted``: whether this rank's copy counts in the gradient norm and is the one written to checkpoints:
+    true on one rank of each set of replicas in a copy of the model.
     ``decay``: whether weight decay applies.
-    ``uses``: how often a backward pass adds to the gradient (2 for an embedding that is also the head of the same stage).
-    """
+    ``uses``: how often a backward pass adds to the gradient (2 for an embedding that is also the head of the
+    same stage)."""
 
     name: str
     global_shape: tuple[int, ...]
@@ -41,7 +43,9 @@ class ParamRecord:
 
 
 class GradientSink(Protocol):
-    """Where a layer that computes its own weight gradient puts it: ``main_grad`` (shape of the parameter), then ``ready()``."""
+    """Where a layer that computes its own weight gradient puts it: ``main_grad`` (shape of the parameter),
+    then ``ready()``.
+    """
 
     main_grad: torch.Tensor
 
@@ -52,7 +56,9 @@ def record_of(parameter: torch.Tensor) -> ParamRecord:
     """The record of ``parameter``. Raises KeyError when it was not made by :class:`ParameterFactory`."""
     record = getattr(parameter, "_record", None)
     if record is None:
-        raise KeyError(f"a parameter of shape {tuple(parameter.shape)} has no record; create it with ParameterFactory")
+        raise KeyError(
+            f"a parameter of shape {tuple(parameter.shape)} has no record; create it with ParameterFactory"
+        )
     return cast(ParamRecord, record)
 
 
@@ -69,8 +75,8 @@ def attach_sink(parameter: torch.Tensor, sink: GradientSink) -> None:
 def global_block(parameter: torch.Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Offsets and sizes of the rectangle of the global tensor that ``parameter`` holds.
 
-    Sizes are smaller than the local shape where the local part ends in padding (vocabulary rows beyond the last token), possibly 0.
-    """
+    Sizes are smaller than the local shape where the local part ends in padding (vocabulary rows beyond the
+    last token), possibly 0."""
     record = record_of(parameter)
     offsets = [0] * len(record.global_shape)
     sizes = list(record.global_shape)
@@ -82,7 +88,7 @@ def global_block(parameter: torch.Tensor) -> tuple[tuple[int, ...], tuple[int, .
 
 
 def narrow_to_block(tensor: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
-    """View of ``tensor`` (shaped as ``parameter``) without the padding that the global tensor does not have."""
+    """View of ``tensor`` (shaped as ``parameter``) without the padding, which is not of the global tensor."""
     record = record_of(parameter)
     if record.split_dim is None:
         return tensor
@@ -92,12 +98,12 @@ def narrow_to_block(tensor: torch.Tensor, parameter: torch.Tensor) -> torch.Tens
 def seeded_normal(
     seed: int, name: str, global_shape: tuple[int, ...], rows: np.ndarray, std: float
 ) -> torch.Tensor:
-    """Standard-deviation-``std`` normal values of the given rows of a global tensor, as float64 ``(len(rows), row_length)``.
+    """Standard-deviation-``std`` normal values of the given rows of a global tensor, as float64 ``(len(rows),
+    row_length)``.
 
-    A row is the last dimension; rows are numbered over all others. Row r is a function of (seed, name, r) alone: its uniform numbers
-    are the outputs of Philox4x64 (Salmon et al. 2011) from a counter that starts at r times the row's blocks, mapped through the
-    inverse normal distribution function.
-    """
+    A row is the last dimension; rows are numbered over all others. Row r is a function of (seed, name, r)
+    alone: its uniform numbers are the outputs of Philox4x64 (Salmon et al. 2011) from a counter that starts
+    at r times the row's blocks, mapped through the inverse normal distribution function."""
     length = global_shape[-1]
     key = np.frombuffer(hashlib.blake2b(f"{seed}/{name}".encode(), digest_size=16).digest(), dtype=np.uint64)
     blocks = math.ceil(length / 4)  # Philox gives four numbers a counter value
@@ -115,7 +121,14 @@ def seeded_normal(
 class ParameterFactory:
     """Makes parameters that carry their record and their initial values, the same values on every layout."""
 
-    def __init__(self, topology: Topology, dtype: torch.dtype, seed: int, sequence_parallel: bool = False, prefix: str = ""):
+    def __init__(
+        self,
+        topology: Topology,
+        dtype: torch.dtype,
+        seed: int,
+        sequence_parallel: bool = False,
+        prefix: str = "",
+    ):
         self.topology = topology
         self.dtype = dtype
         self.seed = seed
@@ -124,7 +137,9 @@ class ParameterFactory:
 
     def within(self, prefix: str) -> ParameterFactory:
         """The same factory with ``prefix.`` put before every name."""
-        return ParameterFactory(self.topology, self.dtype, self.seed, self.sequence_parallel, f"{self.prefix}{prefix}.")
+        return ParameterFactory(
+            self.topology, self.dtype, self.seed, self.sequence_parallel, f"{self.prefix}{prefix}."
+        )
 
     def sharded(
         self,
@@ -139,19 +154,23 @@ class ParameterFactory:
         counted: bool = True,
         uses: int = 1,
     ) -> nn.Parameter:
-        """A parameter whose ``split_dim`` is cut over the tp axis; ``padded`` (default: the dim itself) is the length that is cut.
+        """A parameter whose ``split_dim`` is cut over the tp axis; ``padded`` (default: the dim itself) is
+        the length that is cut.
 
         Raises ValueError when the length does not divide.
         """
         tp = self.topology.tp
         length = shape[split_dim] if padded is None else padded
         if length % tp.size:
-            raise ValueError(f"{self.prefix}{name}: dimension {split_dim} of length {length} is not divisible by tp {tp.size}")
+            raise ValueError(
+                f"{self.prefix}{name}: dimension {split_dim} of length {length} is not divisible by tp "
+                f"{tp.size}"
+            )
         part = length // tp.size
         record = ParamRecord(
             self.prefix + name, shape, split_dim, tp.rank * part, sum_grad_over, counted, decay, uses
         )
-        local = shape[:split_dim] + (part,) + shape[split_dim + 1 :]
+        local = (*shape[:split_dim], part, *shape[split_dim + 1 :])
         return self._make(record, local, std=std, constant=0.0)
 
     def replicated(
@@ -164,7 +183,9 @@ class ParameterFactory:
         on_sequence_shard: bool = True,
         decay: bool = True,
     ) -> nn.Parameter:
-        """A parameter that every tp rank holds whole; its gradient is partial where it acts on a shard of the sequence."""
+        """A parameter that every tp rank holds whole; its gradient is partial where it acts on a shard of the
+        sequence.
+        """
         partial = self.sequence_parallel and on_sequence_shard
         record = ParamRecord(
             self.prefix + name,
@@ -175,7 +196,9 @@ class ParameterFactory:
         )
         return self._make(record, shape, std=std, constant=constant)
 
-    def _make(self, record: ParamRecord, local_shape: tuple[int, ...], std: float, constant: float) -> nn.Parameter:
+    def _make(
+        self, record: ParamRecord, local_shape: tuple[int, ...], std: float, constant: float
+    ) -> nn.Parameter:
         data = torch.full(local_shape, constant, dtype=self.dtype, device=self.topology.device)
         parameter = nn.Parameter(data)
         parameter._record = record  # type: ignore[attr-defined]
@@ -190,9 +213,12 @@ class ParameterFactory:
 def _initial_block(
     seed: int, record: ParamRecord, offsets: tuple[int, ...], sizes: tuple[int, ...], std: float
 ) -> torch.Tensor:
-    """Initial values of one rectangle of the global tensor: whole rows are drawn, then the rectangle's columns kept."""
+    """Initial values of one rectangle of the global tensor: whole rows are drawn, then the rectangle's
+    columns kept.
+    """
     shape = record.global_shape
-    grid = np.ix_(*(np.arange(start, start + size) for start, size in zip(offsets[:-1], sizes[:-1])))
+    outer = zip(offsets[:-1], sizes[:-1], strict=True)
+    grid = np.ix_(*(np.arange(start, start + size) for start, size in outer))
     rows = np.ravel_multi_index(grid, shape[:-1]).ravel() if len(shape) > 1 else np.zeros(1, dtype=np.int64)
     drawn = seeded_normal(seed, record.name, shape, rows, std)
     return drawn[:, offsets[-1] : offsets[-1] + sizes[-1]].reshape(sizes)

@@ -1,8 +1,9 @@
-"""From ranks to groups: which processes share a tensor-, data- or pipeline-parallel axis, and which pairs exchange activations.
+"""From ranks to groups: which processes share a tensor-, data- or pipeline-parallel axis, and which pairs
+exchange activations.
 
-The ranks are one range reshaped to ``(pp, dp, tp)``: tensor-parallel neighbours are closest, pipeline stages furthest apart. Each axis is
-a slice of that block. An axis of one rank has no group, and every collective over it is the identity.
-"""
+The ranks are one range reshaped to ``(pp, dp, tp)``: tensor-parallel neighbours are closest, pipeline stages
+furthest apart. Each axis is a slice of that block. An axis of one rank has no group, and every collective
+over it is the identity."""
 
 from __future__ import annotations
 
@@ -17,8 +18,8 @@ import torch.distributed as dist
 class Axis:
     """One axis of the mesh as seen by this process.
 
-    ``ranks`` are the global ranks on it in order, ``rank`` is this process's place among them; ``group`` is None when ``size`` is 1.
-    """
+    ``ranks`` are the global ranks on it in order, ``rank`` is this process's place among them; ``group`` is
+    None when ``size`` is 1."""
 
     name: str
     size: int = 1
@@ -31,9 +32,9 @@ class Axis:
 class Edge:
     """One directed link between two neighbouring stages; ``peer`` is the global rank at the other end.
 
-    Each direction has a group of its own (in which NCCL gives every pair of ranks a communicator and stream of its own), so that the
-    k-th send always meets the k-th receive: no tags, and a receive may be posted any time ahead without blocking a send.
-    """
+    Each direction has a group of its own (in which NCCL gives every pair of ranks a communicator and stream
+    of its own), so that the k-th send always meets the k-th receive: no tags, and a receive may be posted any
+    time ahead without blocking a send."""
 
     group: dist.ProcessGroup
     peer: int
@@ -41,7 +42,9 @@ class Edge:
 
 @dataclass(frozen=True)
 class PipelineEdges:
-    """The links of one stage: activations flow forward in and out, their gradients backward in and out. None at the pipeline's ends."""
+    """The links of one stage: activations flow forward in and out, their gradients backward in and out. None
+    at the pipeline's ends.
+    """
 
     forward_in: Edge | None = None
     forward_out: Edge | None = None
@@ -62,9 +65,8 @@ class Coordinates:
 class Topology:
     """All that a process knows about its place.
 
-    ``model`` is tp x pp at one dp coordinate: the ranks that together hold one copy of the model. ``embedding`` joins the first and the
-    last stage, which share tied embeddings.
-    """
+    ``model`` is tp x pp at one dp coordinate: the ranks that together hold one copy of the model.
+    ``embedding`` joins the first and the last stage, which share tied embeddings."""
 
     rank: int
     world_size: int
@@ -93,7 +95,9 @@ class Topology:
 
 
 def coordinates(rank: int, tensor: int, data: int) -> Coordinates:
-    """Place of ``rank`` in a mesh whose tp axis has ``tensor`` and whose dp axis has ``data`` ranks; tp runs fastest, pp slowest."""
+    """Place of ``rank`` in a mesh whose tp axis has ``tensor`` and whose dp axis has ``data`` ranks; tp runs
+    fastest, pp slowest.
+    """
     return Coordinates(tp=rank % tensor, dp=rank // tensor % data, pp=rank // (tensor * data))
 
 
@@ -124,9 +128,9 @@ def build_topology(
 ) -> Topology:
     """Create every group this job needs, eagerly and in the same order on all ranks.
 
-    Needs an initialised process group when there is more than one process. ``timeout`` bounds each later collective: subgroups do not
-    inherit the default group's. Raises ValueError when tensor x pipeline does not divide the world size.
-    """
+    Needs an initialised process group when there is more than one process. ``timeout`` bounds each later
+    collective: subgroups do not inherit the default group's. Raises ValueError when tensor x pipeline does
+    not divide the world size."""
     world_size = dist.get_world_size() if dist.is_initialized() else 1
     rank = dist.get_rank() if dist.is_initialized() else 0
     made: dict[tuple[tuple[int, ...], ...], dist.ProcessGroup | None] = {}
@@ -134,7 +138,9 @@ def build_topology(
     for name, rows in axis_ranks(world_size, tensor, pipeline).items():
         shared = tuple(row for row in rows if len(row) > 1)
         if shared and shared not in made:  # e.g. model equals tp when there is one stage
-            made[shared], _ = dist.new_subgroups_by_enumeration([list(row) for row in shared], timeout=timeout)
+            made[shared], _ = dist.new_subgroups_by_enumeration(
+                [list(row) for row in shared], timeout=timeout
+            )
         mine = next((row for row in rows if rank in row), (rank,))
         axes[name] = Axis(name, len(mine), mine.index(rank), made[shared] if len(mine) > 1 else None, mine)
     pipelines = [list(row) for row in axis_ranks(world_size, tensor, pipeline)["pp"]]
@@ -159,7 +165,9 @@ def _link(pp: Axis, forward: dist.ProcessGroup, backward: dist.ProcessGroup) -> 
 
 
 def _warm_up(edges: PipelineEdges, device: torch.device) -> None:
-    """Pass one element down the pipeline and back up: backends that connect at first use do it here, in a known order."""
+    """Pass one element down the pipeline and back up: backends that connect at first use do it here, in a
+    known order.
+    """
     token = torch.zeros(1, device=device)
     for receive, send in ((edges.forward_in, edges.forward_out), (edges.backward_in, edges.backward_out)):
         if receive is not None:

@@ -16,11 +16,12 @@ from megalite.training.flops import CONVENTION
 
 @dataclass(frozen=True)
 class StepMetrics:
-    """Figures of the steps since the last report. Times are wall time; rates are a device (a process on a CPU).
+    """Figures of the steps since the last report. Times are wall time, rates a device (or process).
 
-    ``lm_loss``: nats a token, averaged over the steps. ``grad_norm``, ``learning_rate``, ``loss_scale``: of the last step.
-    ``skipped``, ``nan``: steps of this interval whose update was left out, and of those the ones that had no overflow to blame.
-    """
+    ``lm_loss``: nats a token, averaged over the steps. ``grad_norm``, ``learning_rate``, ``loss_scale``: of
+    the last step.
+    ``skipped``, ``nan``: steps of this interval whose update was left out, and of those the ones that had no
+    overflow to blame."""
 
     iteration: int
     train_iters: int
@@ -40,7 +41,7 @@ class StepMetrics:
     nan: int
 
     def line(self) -> str:
-        """Megatron-LM's log line, with tokens/s, MFU, data wait, memory and time left after its last field."""
+        """Megatron-LM's log line; tokens/s, MFU, data wait, memory and time left follow its last field."""
         left = timedelta(seconds=round((self.train_iters - self.iteration) * self.elapsed_ms / 1e3))
         parts = [
             f" [{datetime.now():%Y-%m-%d %H:%M:%S.%f}] iteration {self.iteration:8d}/{self.train_iters:8d}",
@@ -68,35 +69,38 @@ class StepMetrics:
 
 def validation_lines(label: str, loss: float) -> str:
     """Megatron-LM's report of an evaluation, between dashed lines. The perplexity is cut at exp(20)."""
-    text = f" validation loss at {label} | lm loss value: {loss:.6E} | lm loss PPL: {math.exp(min(20.0, loss)):.6E} | "
+    perplexity = math.exp(min(20.0, loss))
+    text = f" validation loss at {label} | lm loss value: {loss:.6E} | lm loss PPL: {perplexity:.6E} | "
     rule = "-" * len(text)
     return f"{rule}\n{text}\n{rule}"
 
 
 class Reporter:
-    """Writes metrics to the console, a JSON-lines file and TensorBoard; silent on ranks where ``enabled`` is False.
+    """Writes metrics to the console, a JSON-lines file and TensorBoard; silent on ranks where ``enabled`` is
+    False.
 
     Both files are appended to, so that a resumed run continues them.
     """
 
     def __init__(self, metrics_file: str | None, tensorboard_dir: str | None, enabled: bool):
         self.enabled = enabled
+        self.metrics_file, self.tensorboard_dir = metrics_file, tensorboard_dir
         self._file: TextIO | None = None
         self._board: Any = None
-        if not enabled:
-            return
-        if metrics_file is not None:
-            Path(metrics_file).parent.mkdir(parents=True, exist_ok=True)
-            self._file = open(metrics_file, "a", encoding="utf-8")
-        if tensorboard_dir is not None:
-            from torch.utils.tensorboard import SummaryWriter  # an optional dependency, slow to import
-
-            self._board = SummaryWriter(tensorboard_dir)
 
     def __enter__(self) -> Reporter:
+        if self.enabled and self.metrics_file is not None:
+            Path(self.metrics_file).parent.mkdir(parents=True, exist_ok=True)
+            self._file = open(self.metrics_file, "a", encoding="utf-8")
+        if self.enabled and self.tensorboard_dir is not None:
+            from torch.utils.tensorboard import SummaryWriter  # an optional dependency, slow to import
+
+            self._board = SummaryWriter(self.tensorboard_dir)
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         if self._file is not None:
             self._file.close()
         if self._board is not None:

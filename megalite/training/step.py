@@ -1,4 +1,6 @@
-"""One process's share of a model in training: parameters, buckets, optimizer, schedule, and what a step does with them."""
+"""One process's share of a model in training: parameters, buckets, optimizer, schedule, and what a step does
+with them.
+"""
 
 from __future__ import annotations
 
@@ -10,29 +12,29 @@ import torch
 
 from megalite.checkpoint import Block
 from megalite.config import Config
-from megalite.data import Batch
+from megalite.data.batch import Batch
 from megalite.model.gpt import GPTStage
-from megalite.optim import Optimizer
+from megalite.optim.optimizer import Optimizer
 from megalite.parallel.buckets import GradientBuckets
 from megalite.parallel.mappings import all_reduce
 from megalite.parallel.params import global_block, narrow_to_block, record_of
 from megalite.parallel.topology import Axis, Topology
 from megalite.pipeline.executor import run_schedule
-from megalite.pipeline.schedule import Action, forward_only, one_f_one_b
+from megalite.pipeline.schedule import forward_only, one_f_one_b
 
 
 @dataclass(frozen=True)
 class StepOutcome:
     """Results of a step, scalars on the device so that nothing waits for them.
 
-    ``loss``: this rank's part of the mean over the global batch's tokens; its sum over dp is the loss (0 before the last stage).
-    ``grad_norm``: of the whole model before clipping. ``skipped``: 1 where it was not finite and nothing was updated.
-    """
+    ``loss``: this rank's part of the mean over the global batch's tokens; its sum over dp is the loss (0
+    before the last stage). The rest are the optimizer's StepStats."""
 
     loss: torch.Tensor
     grad_norm: torch.Tensor
     skipped: torch.Tensor
     loss_scale: torch.Tensor
+    stuck: torch.Tensor
 
 
 def valid_tokens(microbatches: Sequence[Batch], dp: Axis) -> torch.Tensor:
@@ -67,7 +69,7 @@ class Trainer:
 
         self.buckets.zero_grads()
         losses = run_schedule(
-            self._actions(one_f_one_b(self.topology.pp.size, len(microbatches))),
+            one_f_one_b(self.topology.pp.size, len(microbatches))[self.topology.pp.rank],
             stage,
             microbatches,
             self.topology.edges,
@@ -80,10 +82,10 @@ class Trainer:
         self.buckets.finish()
         stats = self.optimizer.step(learning_rate)
         loss = torch.stack(losses).sum() if losses else torch.zeros((), device=self.topology.device)
-        return StepOutcome(loss, stats.grad_norm, stats.skipped, stats.loss_scale)
+        return StepOutcome(loss, stats.grad_norm, stats.skipped, stats.loss_scale, stats.stuck)
 
     def evaluate(self, batches: Iterator[Sequence[Batch]], iterations: int) -> torch.Tensor:
-        """Mean loss over all valid tokens of ``iterations`` global batches: fp64 scalar, right on the last stage."""
+        """Mean loss over the valid tokens of ``iterations`` global batches: fp64, right on the last stage."""
         total = torch.zeros(2, dtype=torch.float64, device=self.topology.device)  # summed loss, tokens
         for _ in range(iterations):
             microbatches = next(batches)
@@ -96,7 +98,7 @@ class Trainer:
     def forward(self, microbatches: Sequence[Batch]) -> list[torch.Tensor]:
         """Summed loss of each micro-batch, on the last stage; empty elsewhere."""
         return run_schedule(
-            self._actions(forward_only(self.topology.pp.size, len(microbatches))),
+            forward_only(self.topology.pp.size, len(microbatches))[self.topology.pp.rank],
             self.model,
             microbatches,
             self.topology.edges,
@@ -114,13 +116,12 @@ class Trainer:
                 yield from _block(f"optimizer.{kind}", param, state)
 
     def parameter_count(self) -> int:
-        """Parameters of the whole model, each counted once, vocabulary padding not counted. A collective over tp x pp."""
+        """Parameters of the whole model, each counted once, vocabulary padding not counted. A collective over
+        tp x pp.
+        """
         counted = [param for param in self.buckets.parameters if record_of(param).counted]
         local = sum(prod(global_block(param)[1]) for param in counted)
         return int(all_reduce(torch.tensor(local, device=self.topology.device), self.topology.model).item())
-
-    def _actions(self, table: Sequence[Sequence[Action]]) -> Sequence[Action]:
-        return table[self.topology.pp.rank]
 
 
 def _block(prefix: str, param: torch.nn.Parameter, tensor: torch.Tensor) -> Iterator[Block]:

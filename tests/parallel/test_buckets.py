@@ -22,7 +22,9 @@ from tests.pool import WorkerPool
         ([50, 5], [False, False], 10, [[0], [1]]),
     ],
 )
-def test_buckets_fill_in_order(sizes: list[int], alone: list[bool], limit: int, expected: list[list[int]]) -> None:
+def test_buckets_fill_in_order(
+    sizes: list[int], alone: list[bool], limit: int, expected: list[list[int]]
+) -> None:
     assert plan_buckets(sizes, alone, limit) == expected
 
 

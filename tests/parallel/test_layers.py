@@ -51,7 +51,8 @@ def _detached(kind: str, tp: int, sequence_parallel: bool) -> dict[str, torch.Te
     return {name: value.detach() for name, value in _through(kind, tp, sequence_parallel).items()}
 
 
-# (dimension that tp cuts, or None: replicated) for each result, without and with sequence parallelism; "sum": partial.
+# (dimension that tp cuts, or None: replicated) for each result, without and with sequence parallelism; "sum":
+# partial.
 LAYOUT: dict[str, dict[str, tuple[Any, Any]]] = {
     "column": {"y": (-1, -1), "x": (None, 0), "weight": (0, 0), "bias": (0, 0)},
     "row": {"y": (None, 0), "x": (-1, -1), "weight": (1, 1), "bias": (None, "sum")},
@@ -62,7 +63,9 @@ LAYOUT: dict[str, dict[str, tuple[Any, Any]]] = {
 @pytest.mark.parametrize("sequence_parallel", [False, True])
 @pytest.mark.parametrize("kind", list(LAYOUT))
 @pytest.mark.parametrize("tp", [2, 4])
-def test_layer_equals_the_unsplit_layer(pool: WorkerPool, kind: str, tp: int, sequence_parallel: bool) -> None:
+def test_layer_equals_the_unsplit_layer(
+    pool: WorkerPool, kind: str, tp: int, sequence_parallel: bool
+) -> None:
     expected = _detached(kind, 1, False)
     parts = pool.run(tp, _detached, kind, tp, sequence_parallel)
     for name, layouts in LAYOUT[kind].items():
@@ -74,4 +77,6 @@ def test_layer_equals_the_unsplit_layer(pool: WorkerPool, kind: str, tp: int, se
         else:
             whole = torch.stack(pieces).sum(0) if cut == "sum" else torch.cat(pieces, cut)
         # fp64 sums of at most 16 numbers in another order
-        torch.testing.assert_close(whole, expected[name], rtol=1e-13, atol=1e-13, msg=lambda text, name=name: f"{name}: {text}")
+        torch.testing.assert_close(
+            whole, expected[name], rtol=1e-13, atol=1e-13, msg=lambda text, name=name: f"{name}: {text}"
+        )

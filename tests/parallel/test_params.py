@@ -25,7 +25,14 @@ def _factory(tp_size: int, tp_rank: int, seed: int = 7) -> ParameterFactory:
 
 @pytest.mark.parametrize(
     ("shape", "split_dim", "padded"),
-    [((6, 5), 0, None), ((2, 6, 5), 1, None), ((5, 6), 1, None), ((4, 3, 2, 7), 0, None), ((7, 5), 0, 12), ((2, 5), 0, 8)],
+    [
+        ((6, 5), 0, None),
+        ((2, 6, 5), 1, None),
+        ((5, 6), 1, None),
+        ((4, 3, 2, 7), 0, None),
+        ((7, 5), 0, 12),
+        ((2, 5), 0, 8),
+    ],
 )
 @pytest.mark.parametrize("tp", [2, 4])
 def test_initial_values_do_not_depend_on_the_layout(
@@ -39,7 +46,7 @@ def test_initial_values_do_not_depend_on_the_layout(
     for rank in range(tp):
         part = _factory(tp, rank).sharded("w", shape, split_dim, std=0.5, padded=padded)
         offsets, sizes = global_block(part)
-        region = tuple(slice(start, start + size) for start, size in zip(offsets, sizes))
+        region = tuple(slice(start, start + size) for start, size in zip(offsets, sizes, strict=True))
         assembled[region] = narrow_to_block(part.detach(), part)
         padding = part.detach().clone()
         narrow_to_block(padding, part).zero_()
@@ -61,12 +68,14 @@ def test_initial_values_are_normal_and_depend_on_seed_and_name() -> None:
 
 
 def test_a_length_that_does_not_divide_is_refused() -> None:
-    with pytest.raises(ValueError, match="layers.0.w: dimension 0 of length 6 is not divisible by tp 4"):
+    with pytest.raises(ValueError, match=r"layers\.0\.w: dimension 0 of length 6 is not divisible by tp 4"):
         _factory(4, 0).within("layers.0").sharded("w", (6, 2), 0)
 
 
 def test_replicas_are_counted_once() -> None:
-    counted = [record_of(_factory(2, rank).replicated("norm", (4,), constant=1.0)).counted for rank in range(2)]
+    counted = [
+        record_of(_factory(2, rank).replicated("norm", (4,), constant=1.0)).counted for rank in range(2)
+    ]
     assert counted == [True, False]
 
 

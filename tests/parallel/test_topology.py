@@ -23,7 +23,10 @@ def test_each_axis_partitions_the_ranks_and_varies_one_coordinate(tp: int, pp: i
         for row in rows[name]:
             places = [coordinates(rank, tp, dp) for rank in row]
             assert [getattr(place, name) for place in places] == list(range(size))
-            others = {tuple(getattr(place, other) for other in ("tp", "dp", "pp") if other != name) for place in places}
+            others = {
+                tuple(getattr(place, other) for other in ("tp", "dp", "pp") if other != name)
+                for place in places
+            }
             assert len(others) == 1
 
 
@@ -51,11 +54,12 @@ def test_one_process_has_no_groups() -> None:
     topology = build_topology(1, 1, torch.device("cpu"))
     for name in ("tp", "dp", "pp", "model", "embedding"):
         assert topology.axis(name).group is None
-    assert topology.edges.forward_in is None and topology.edges.backward_in is None
+    assert topology.edges.forward_in is None
+    assert topology.edges.backward_in is None
 
 
 def _sums_and_neighbours(tensor: int, pipeline: int) -> dict[str, int]:
-    """Sum of the ranks over each axis, and what the neighbours send: a rank's own number in both directions."""
+    """What a rank's neighbours send it, each its own number; sums over every axis are checked here."""
     topology = build_topology(tensor, pipeline, torch.device("cpu"))
     seen = {}
     for name in ("tp", "dp", "pp", "model", "embedding"):

@@ -1,0 +1,195 @@
+"""The training run, from top to bottom."""
+
+from __future__ import annotations
+
+import signal
+import time
+from dataclasses import replace
+from types import FrameType
+
+import torch
+import torch.distributed as dist
+
+from megalite.accelerator import peak_flops
+from megalite.config import Config, parameter_count, split_sample_counts, train_iterations
+from megalite.data.build import Dataset, Splits, build_datasets
+from megalite.data.errors import DataError
+from megalite.data.loader import StepLoader
+from megalite.data.tokenizers import build_tokenizer
+from megalite.optim.memory import bytes_per_parameter
+from megalite.optim.schedule import LearningRateSchedule, learning_rate
+from megalite.parallel.topology import Topology
+from megalite.training.errors import TrainingError, on_every_rank
+from megalite.training.metrics import Reporter
+from megalite.training.progress import Progress, load_progress, save_progress
+from megalite.training.step import Trainer
+from megalite.training.window import Window
+
+
+def run(config: Config, topology: Topology) -> None:
+    """Train, evaluate and save as configured. A collective: every rank calls it.
+
+    Raises TrainingError and CheckpointError, the same on all ranks, for what the user must mend.
+    """
+    started = time.monotonic()
+    reporting = topology.rank == topology.world_size - 1  # the last rank: it has the loss
+    with Reporter(config.logging.metrics_file, config.logging.tensorboard_dir, reporting) as reporter:
+        datasets = on_every_rank(lambda: _open_datasets(config), DataError)
+        trainer = Trainer(config, topology)
+        progress, lines = load_progress(trainer)
+        for line in [*_description(trainer), *lines]:
+            reporter.say(line)
+        if not config.batch.skip_train:
+            progress = train(trainer, datasets, progress, reporter, started)
+        if config.batch.skip_train or progress.iteration >= train_iterations(config):
+            _final_evaluation(trainer, datasets, progress, reporter)
+        if config.checkpoint.save is not None and not config.batch.skip_train:
+            reporter.say(
+                f"to resume or extend this run, give the same command with --load {config.checkpoint.save}"
+            )
+
+
+def train(
+    trainer: Trainer, datasets: Splits, progress: Progress, reporter: Reporter, started: float
+) -> Progress:
+    """Optimizer steps until the run is complete or asked to stop; returns how far it came."""
+    config, topology = trainer.config, trainer.topology
+    last = train_iterations(config)
+    if progress.iteration >= last:
+        reporter.say(
+            f"already trained for {progress.iteration} of {last} iterations; a larger --train-iters goes on"
+        )
+        return progress
+    schedule = LearningRateSchedule.from_config(config.optimizer, config.batch)
+    stop = StopRequest(config, topology, started)
+    window = Window(config, topology, peak_flops(topology.device))
+    if datasets.train is None:
+        raise TrainingError(f"--split {config.data.split} leaves nothing to train on")
+    loader = _loader(trainer, datasets.train, progress.consumed_samples)
+    every = config.logging.log_interval
+    saved_at = -1
+    while progress.iteration < last:
+        rate = learning_rate(schedule, progress.consumed_samples)
+        microbatches = next(loader)
+        outcome = trainer.train_step(microbatches, rate)
+        progress = progress.after_step(config.batch.global_batch_size)
+        window.add(outcome, loader.wait_seconds)
+        if progress.iteration % every == 0 or progress.iteration in (1, last):
+            metrics = window.close(progress, rate)
+            progress = replace(progress, skipped_iterations=progress.skipped_iterations + metrics.skipped)
+            reporter.step(metrics)
+        paused = time.perf_counter()
+        if _due(progress.iteration, config.evaluation.eval_interval) and progress.iteration < last:
+            progress = _validate(trainer, datasets, progress, reporter)
+        if _due(progress.iteration, config.checkpoint.save_interval) and config.checkpoint.save is not None:
+            reporter.say(save_progress(trainer, progress))
+            saved_at = progress.iteration
+        window.leave_out(time.perf_counter() - paused)
+        if reason := stop.asked(progress.iteration):
+            reporter.say(f"stopping after iteration {progress.iteration}: {reason}")
+            break
+    loader.close()
+    if config.checkpoint.save is not None and saved_at != progress.iteration:
+        reporter.say(save_progress(trainer, progress))
+    return progress
+
+
+class StopRequest:
+    """Reasons to leave before the end that every rank must agree on: an iteration, a duration, a signal."""
+
+    def __init__(self, config: Config, topology: Topology, started: float):
+        self.config, self.topology, self.started = config, topology, started
+        self._signalled = False
+        if config.batch.exit_signal_handler:
+            signal.signal(signal.SIGTERM, self._note)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self._signalled = True
+
+    def asked(self, iteration: int) -> str | None:
+        """Why the run should stop now, or None. A collective with a duration or the signal handler."""
+        batch = self.config.batch
+        minutes = batch.exit_duration_in_mins
+        if minutes is not None or batch.exit_signal_handler:
+            late = minutes is not None and time.monotonic() - self.started > 60 * minutes
+            signalled, late = self._anywhere(self._signalled, late)
+            if signalled:
+                return "SIGTERM received (--exit-signal-handler)"
+            if late:
+                return f"the run has lasted {minutes} minutes (--exit-duration-in-mins)"
+        if _due(iteration, batch.exit_interval):
+            return f"--exit-interval {batch.exit_interval}"
+        return None
+
+    def _anywhere(self, *flags: bool) -> list[bool]:
+        """Which of the flags are set on any rank."""
+        tensor = torch.tensor(flags, dtype=torch.int32, device=self.topology.device)
+        if self.topology.world_size > 1:
+            dist.all_reduce(tensor, op=dist.ReduceOp.MAX)
+        return [bool(flag) for flag in tensor.tolist()]
+
+
+def _due(iteration: int, interval: int | None) -> bool:
+    return interval is not None and iteration % interval == 0
+
+
+def _open_datasets(config: Config) -> Splits:
+    tokenizer = build_tokenizer(config.data, config.model.vocab_size)
+    counts = split_sample_counts(config)
+    return build_datasets(config.data, tokenizer, config.model.seq_length, config.run.seed, counts)
+
+
+def _loader(trainer: Trainer, dataset: Dataset, consumed_samples: int) -> StepLoader:
+    batch, dp = trainer.config.batch, trainer.topology.dp
+    return StepLoader(
+        dataset,
+        batch.micro_batch_size,
+        batch.global_batch_size,
+        dp.rank,
+        dp.size,
+        consumed_samples,
+        trainer.topology.device,
+    )
+
+
+def _evaluate(trainer: Trainer, dataset: Dataset, consumed_samples: int) -> float:
+    with _loader(trainer, dataset, consumed_samples) as loader:
+        return float(trainer.evaluate(loader, trainer.config.evaluation.eval_iters))
+
+
+def _validate(trainer: Trainer, datasets: Splits, progress: Progress, reporter: Reporter) -> Progress:
+    """Evaluate on the next validation samples; each evaluation reads others."""
+    config = trainer.config
+    if datasets.valid is None or config.evaluation.eval_iters == 0:
+        return progress
+    loss = _evaluate(trainer, datasets.valid, progress.consumed_valid_samples)
+    reporter.validation(progress.iteration, "valid_loss", f"iteration {progress.iteration}", loss)
+    read = config.evaluation.eval_iters * config.batch.global_batch_size
+    return replace(progress, consumed_valid_samples=progress.consumed_valid_samples + read)
+
+
+def _final_evaluation(trainer: Trainer, datasets: Splits, progress: Progress, reporter: Reporter) -> None:
+    _validate(trainer, datasets, progress, reporter)
+    if datasets.test is not None and trainer.config.evaluation.eval_iters:
+        loss = _evaluate(trainer, datasets.test, 0)
+        reporter.validation(
+            progress.iteration, "test_loss", f"iteration {progress.iteration} on test set", loss
+        )
+
+
+def _description(trainer: Trainer) -> list[str]:
+    """What was built, checked against what was configured."""
+    config, topology = trainer.config, trainer.topology
+    built, expected = trainer.parameter_count(), parameter_count(config.model)
+    if built != expected:
+        raise TrainingError(
+            f"the model has {built:,} parameters, but its configuration says {expected:,}: this is a bug"
+        )
+    cost = bytes_per_parameter(trainer.model.dtype)
+    held = sum(bucket.weights.numel() for bucket in trainer.buckets.buckets)
+    return [
+        f"model: {built:,} parameters, {config.precision.params_dtype}",
+        f"layout: tp {topology.tp.size} x pp {topology.pp.size} x dp {topology.dp.size}, {topology.device.type}",
+        f"weights, gradients, optimizer: {cost.weights} + {cost.main_grads} + {cost.optimizer} = {cost.total} bytes "
+        f"a parameter, {held * cost.total / 2**20:.1f} MiB on this rank",
+    ]

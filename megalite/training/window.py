@@ -1,0 +1,100 @@
+"""Figures of the steps since the last report, kept on the device until they are asked for."""
+
+from __future__ import annotations
+
+import time
+
+import torch
+
+from megalite.accelerator import peak_memory_bytes, synchronize
+from megalite.config import Config, train_iterations
+from megalite.parallel.mappings import all_reduce
+from megalite.parallel.topology import Topology
+from megalite.training.errors import TrainingError
+from megalite.training.flops import flops_per_token
+from megalite.training.metrics import StepMetrics
+from megalite.training.progress import Progress
+from megalite.training.step import StepOutcome
+
+# An fp16 run whose scale is at its minimum and that still overflows this often in a row will not recover.
+MOST_SKIPS_AT_LOWEST_SCALE = 20
+
+
+class Window:
+    """Collects step outcomes; :meth:`close` turns them into metrics and starts the next window."""
+
+    def __init__(self, config: Config, topology: Topology, peak_flops: float | None):
+        self.config, self.topology, self.peak_flops = config, topology, peak_flops
+        model, parallel = config.model, config.parallel
+        self._flops_per_token = flops_per_token(model, parallel.tensor_model_parallel_size)
+        self._outcomes: list[StepOutcome] = []
+        self._data_wait = 0.0
+        self._started = time.perf_counter()
+
+    def add(self, outcome: StepOutcome, data_wait_seconds: float) -> None:
+        """Note one step. Reads nothing from the device."""
+        self._outcomes.append(outcome)
+        self._data_wait += data_wait_seconds
+
+    def leave_out(self, seconds: float) -> None:
+        """Do not count ``seconds`` that were spent on something other than training steps."""
+        self._started += seconds
+
+    def close(self, progress: Progress, learning_rate: float) -> StepMetrics:
+        """Metrics of the steps noted since the last call. A collective over dp, and the one place that waits
+        for the device.
+
+        Raises TrainingError on every rank when a gradient was not finite (unless
+        --no-check-for-nan-in-loss-and-grad), or when the fp16 loss scale cannot fall further."""
+        synchronize(self.topology.device)
+        seconds = time.perf_counter() - self._started
+        outcomes, self._outcomes = self._outcomes, []
+        count = len(outcomes)
+        losses = all_reduce(
+            torch.stack([outcome.loss for outcome in outcomes]).double(), self.topology.dp
+        ).tolist()
+        norms = [float(outcome.grad_norm) for outcome in outcomes]
+        skipped = [bool(outcome.skipped) for outcome in outcomes]
+        self._check(progress.iteration - count, norms, skipped, int(outcomes[-1].stuck))
+        dynamic_scale = self.config.precision.params_dtype == "float16"
+        trained = [loss for loss, skip in zip(losses, skipped, strict=True) if not skip]
+        batch = self.config.batch.global_batch_size
+        tokens = batch * self.config.model.seq_length * count / seconds / self.topology.world_size
+        flops = tokens * self._flops_per_token
+        metrics = StepMetrics(
+            iteration=progress.iteration,
+            train_iters=train_iterations(self.config),
+            consumed_samples=progress.consumed_samples,
+            global_batch_size=batch,
+            lm_loss=sum(trained) / len(trained) if trained else losses[-1],
+            grad_norm=norms[-1],
+            learning_rate=learning_rate,
+            loss_scale=float(outcomes[-1].loss_scale),
+            elapsed_ms=1e3 * seconds / count,
+            data_wait_ms=1e3 * self._data_wait / count,
+            tokens_per_second_per_gpu=tokens,
+            tflops_per_gpu=flops / 1e12,
+            mfu=None if self.peak_flops is None else flops / self.peak_flops,
+            memory_bytes=peak_memory_bytes(self.topology.device),
+            skipped=sum(skipped),
+            nan=0 if dynamic_scale else sum(skipped),
+        )
+        self._data_wait = 0.0
+        self._started = time.perf_counter()
+        return metrics
+
+    def _check(self, before: int, norms: list[float], skipped: list[bool], stuck: int) -> None:
+        """Stop a run that cannot go on. Every rank has the same numbers, so every rank stops."""
+        if self.config.precision.params_dtype == "float16":
+            if stuck >= MOST_SKIPS_AT_LOWEST_SCALE:
+                raise TrainingError(
+                    f"the last {stuck} steps overflowed at the lowest loss scale and were skipped: training makes no "
+                    "progress. A lower --lr, a longer warm-up, --bf16 or a smaller --min-loss-scale may help."
+                )
+        elif self.config.run.check_for_nan_in_loss_and_grad and any(skipped):
+            first = skipped.index(True)
+            raise TrainingError(
+                f"iteration {before + first + 1}: the gradient norm is {norms[first]}; no update was made with it. "
+                f"First suspects: the learning rate (--lr {self.config.optimizer.lr:g}) and its warm-up. "
+                "--no-check-for-nan-in-loss-and-grad skips such steps and goes on."
+            )
