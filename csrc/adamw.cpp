@@ -2,7 +2,7 @@
 //
 // Results do not depend on the number of threads (fixed chunks, partial sums added in chunk order) nor on the vector width chosen at run
 // time (no fused multiply-add: setup.py compiles with -ffp-contract=off; fixed lanes in the sum). Element for element, AdamW performs the
-// operations of adamw_reference in kernels/adamw.py in the same order, so both give the same bits.
+// operations of adamw_reference in kernels/adamw.py in the same order, each rounded once.
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 

@@ -1,0 +1,42 @@
+"""Bytes that training keeps for each parameter, activations aside."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from megalite.parallel.buckets import main_grad_dtype
+
+
+@dataclass(frozen=True)
+class BytesPerParameter:
+    """Bytes a parameter, by purpose.
+
+    ``master`` is 0 where the weights themselves are the master; ``moments`` are both of Adam's.
+    """
+
+    weights: int
+    main_grads: int
+    master: int
+    moments: int
+
+    @property
+    def optimizer(self) -> int:
+        """What the optimizer itself adds: master and moments."""
+        return self.master + self.moments
+
+    @property
+    def total(self) -> int:
+        return self.weights + self.main_grads + self.optimizer
+
+
+def bytes_per_parameter(params_dtype: torch.dtype) -> BytesPerParameter:
+    """fp32: 4 + 4 + 0 + 8 = 16; bf16 and fp16: 2 + 4 + 4 + 8 = 18; fp64: 8 + 8 + 0 + 16 = 32."""
+    main = main_grad_dtype(params_dtype)
+    return BytesPerParameter(
+        weights=params_dtype.itemsize,
+        main_grads=main.itemsize,
+        master=0 if params_dtype == main else main.itemsize,
+        moments=2 * main.itemsize,
+    )

@@ -1,0 +1,166 @@
+"""One update of a stage's weights from its reduced gradients, without the host waiting for the device."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from megalite.config import OptimizerConfig, PrecisionConfig
+from megalite.kernels.adamw import adamw
+from megalite.optim.gradient_norm import clip_coefficient, gradient_norm, merged_ranges
+from megalite.optim.scaler import GradScaler
+from megalite.parallel.buckets import FlatBucket
+from megalite.parallel.topology import Axis
+
+
+@dataclass(frozen=True)
+class StepStats:
+    """What a step did; scalar tensors on the device, which later steps do not change.
+
+    ``grad_norm`` fp64: of the unscaled gradient, before clipping. ``skipped`` bool: not finite, nothing was
+    changed. ``loss_scale``: the one used in this step. ``stuck`` int64: steps in a row skipped at the lowest
+    loss scale (see GradScaler).
+    """
+
+    grad_norm: torch.Tensor
+    skipped: torch.Tensor
+    loss_scale: torch.Tensor
+    stuck: torch.Tensor
+
+
+@dataclass(frozen=True)
+class _BucketState:
+    """Flat optimizer memory beside a bucket; ``master`` is None where the weights are the master."""
+
+    bucket: FlatBucket
+    decay_ranges: tuple[tuple[int, int], ...]
+    master: torch.Tensor | None
+    exp_avg: torch.Tensor
+    exp_avg_sq: torch.Tensor
+
+
+class Optimizer:
+    """AdamW over flat buckets, with gradient clipping, loss scaling and master weights.
+
+    ``buckets``: weights and summed main gradients, the latter multiplied by :attr:`loss_scale`. ``model``:
+    the ranks that hold one copy of the model. A step whose gradient norm is not finite changes neither
+    weights, moments nor step count, on any rank.
+    """
+
+    def __init__(
+        self,
+        buckets: Sequence[FlatBucket],
+        config: OptimizerConfig,
+        precision: PrecisionConfig,
+        model: Axis,
+        device: torch.device,
+    ):
+        if not buckets:
+            raise ValueError("optimizer: no buckets; a stage needs at least one parameter")
+        self.config = config
+        self.model = model
+        self._states = [_state_of(bucket) for bucket in buckets]
+        self._scaler = _scaler_of(precision, device, buckets[0].grads.dtype)
+        self._step = torch.zeros((), dtype=torch.int64, device=device)
+        self._lr = torch.zeros((), dtype=torch.float64, device=device)
+        self.copy_weights_to_master()
+
+    @property
+    def loss_scale(self) -> torch.Tensor:
+        """Scalar tensor, of the main gradients' dtype, by which the loss is multiplied; always the same
+        one."""
+        return self._scaler.scale
+
+    @torch.no_grad()
+    def step(self, lr: float) -> StepStats:
+        """Unscale, clip and apply the gradients with learning rate ``lr``. Gradients are left as they are."""
+        self._lr.fill_(lr)
+        buckets = [state.bucket for state in self._states]
+        scale = self._scaler.scale.to(torch.float64, copy=True)
+        norm = gradient_norm(buckets, self.model) / scale
+        finite = torch.isfinite(norm)
+        self._step += finite
+        scalars = self._scalars(clip_coefficient(norm, self.config.clip_grad) / scale, ~finite)
+        for state in self._states:
+            self._update(state, scalars)
+        self._scaler.update(~finite)
+        return StepStats(norm, ~finite, scale, self._scaler.stuck.clone())
+
+    def _scalars(self, grad_scale: torch.Tensor, skip: torch.Tensor) -> torch.Tensor:
+        """The tensor that kernels.adamw reads (its SCALARS), computed in fp64."""
+        steps = self._step.to(torch.float64)
+        inverse_bias = [
+            1.0 / (1.0 - beta**steps) for beta in (self.config.adam_beta1, self.config.adam_beta2)
+        ]
+        return torch.stack([self._lr, grad_scale, *inverse_bias, skip.to(torch.float64)])
+
+    def _update(self, state: _BucketState, scalars: torch.Tensor) -> None:
+        bucket = state.bucket
+        adamw(
+            bucket.weights,
+            bucket.grads,
+            state.exp_avg,
+            state.exp_avg_sq,
+            scalars.to(bucket.grads.dtype),
+            master=state.master,
+            beta1=self.config.adam_beta1,
+            beta2=self.config.adam_beta2,
+            eps=self.config.adam_eps,
+            weight_decay=self.config.weight_decay,
+            decay_ranges=state.decay_ranges,
+        )
+
+    @torch.no_grad()
+    def copy_weights_to_master(self) -> None:
+        """Take the weights as they are as the new master: after weights came from elsewhere than a step."""
+        for state in self._states:
+            if state.master is not None:
+                state.master.copy_(state.bucket.weights)
+
+    def state_blocks(self) -> Iterator[tuple[str, nn.Parameter, torch.Tensor]]:
+        """(kind, parameter, view of its shape) for the kinds master (where there is one), exp_avg,
+        exp_avg_sq."""
+        for state in self._states:
+            kinds = {"master": state.master, "exp_avg": state.exp_avg, "exp_avg_sq": state.exp_avg_sq}
+            for slot in state.bucket.slots:
+                for kind, flat in kinds.items():
+                    if flat is not None:
+                        yield kind, slot.param, flat[slot.start : slot.stop].view(slot.param.shape)
+
+    def scalars(self) -> dict[str, float]:
+        """Step count and loss scale for a checkpoint, the same on every rank; reads the device."""
+        return {"step": int(self._step), **self._scaler.state()}
+
+    def load_scalars(self, scalars: dict[str, float]) -> None:
+        """Restore :meth:`scalars`. Raises KeyError without a step count."""
+        self._step.fill_(int(scalars["step"]))
+        self._scaler.load_state(scalars)
+
+
+def _state_of(bucket: FlatBucket) -> _BucketState:
+    own_master = bucket.weights.dtype != bucket.grads.dtype
+    return _BucketState(
+        bucket,
+        merged_ranges(bucket, lambda record: record.decay),
+        torch.zeros_like(bucket.grads) if own_master else None,
+        torch.zeros_like(bucket.grads),
+        torch.zeros_like(bucket.grads),
+    )
+
+
+def _scaler_of(precision: PrecisionConfig, device: torch.device, dtype: torch.dtype) -> GradScaler:
+    """Dynamic for fp16 unless a constant scale is configured; otherwise constant, 1 by default."""
+    dynamic = precision.params_dtype == "float16" and precision.loss_scale is None
+    constant = 1.0 if precision.loss_scale is None else precision.loss_scale
+    return GradScaler(
+        precision.initial_loss_scale if dynamic else constant,
+        dynamic=dynamic,
+        device=device,
+        dtype=dtype,
+        minimum=precision.min_loss_scale,
+        window=precision.loss_scale_window,
+        hysteresis=precision.hysteresis,
+    )
