@@ -1,0 +1,327 @@
+"""The executor on real processes: exact gradients for every schedule, memory as the table says, errors that surface."""
+
+from __future__ import annotations
+
+import weakref
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from megalite.parallel.topology import Axis, build_topology
+from megalite.pipeline.executor import run_schedule
+from megalite.pipeline.links import build_links
+from megalite.pipeline.schedule import Schedule, forward_only, gpipe, interleaved, one_f_one_b, v_stages
+from megalite.pipeline.simulation import in_flight_peaks
+from tests.pool import JobFailed, WorkerPool
+
+CPU = torch.device("cpu")
+SHAPE = (3, 2, 5)  # (seq, micro_batch, hidden)
+LOSS_SCALE = 8.0
+
+
+class Toy(nn.Module):
+    """One stage of the toy model: linear and tanh, a squared-error loss on the last."""
+
+    def __init__(self, index: int, last: bool) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(index)
+        self.weight = nn.Parameter(
+            torch.randn(SHAPE[-1], SHAPE[-1], generator=generator, dtype=torch.float64)
+        )
+        self.last = last
+
+    def forward(self, batch: torch.Tensor, hidden: torch.Tensor | None) -> torch.Tensor:
+        output = torch.tanh((batch if hidden is None else hidden) @ self.weight)
+        return (output - batch).square().sum() if self.last else output
+
+
+def batches(count: int) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(1234)
+    return [torch.randn(SHAPE, generator=generator, dtype=torch.float64) for _ in range(count)]
+
+
+def reference(stages: int, microbatches: int) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """Losses by micro-batch and gradients by stage of the whole chain in this process."""
+    chain = [Toy(index, index == stages - 1) for index in range(stages)]
+    losses = []
+    for batch in batches(microbatches):
+        hidden: torch.Tensor | None = None
+        for stage in chain:
+            hidden = stage(batch, hidden)
+        assert hidden is not None
+        (hidden * LOSS_SCALE).backward()
+        losses.append(hidden.detach())
+    return losses, [gradient_of(stage) for stage in chain]
+
+
+def gradient_of(stage: Toy) -> torch.Tensor:
+    assert stage.weight.grad is not None
+    return stage.weight.grad
+
+
+def pipeline_axis() -> Axis:
+    size = dist.get_world_size()
+    return Axis("pp", size, dist.get_rank(), dist.group.WORLD, tuple(range(size)))
+
+
+def train(schedules: list[Schedule]) -> list[tuple[list[torch.Tensor], dict[int, torch.Tensor], int]]:
+    """Run each schedule: this rank's losses, its gradients by stage, and the calls before the last backward."""
+    pp = pipeline_axis()
+    links = build_links(schedules[0], pp, CPU, timedelta(seconds=60))
+    outcome = []
+    for schedule in schedules:
+        chunks = {index: Toy(index, index == schedule.num_stages - 1) for index in schedule.stages[pp.rank]}
+        calls: list[torch.Tensor | None] = []
+        losses = run_schedule(
+            schedule[pp.rank],
+            list(chunks.values()),
+            batches(schedule.microbatches),
+            links,
+            hidden_shape=SHAPE,
+            hidden_dtype=torch.float64,
+            device=CPU,
+            loss_grad=torch.tensor(LOSS_SCALE, dtype=torch.float64),
+            before_last_backward=lambda chunks=chunks, calls=calls: calls.append(  # type: ignore[misc]
+                next(iter(chunks.values())).weight.grad
+            ),
+            sends_in_flight=schedule.sends_in_flight,
+        )
+        outcome.append((losses, {i: gradient_of(stage) for i, stage in chunks.items()}, len(calls)))
+    return outcome
+
+
+def folded(pp: int, microbatches: int) -> Schedule:
+    """GPipe on a V of two chunks a rank: the last rank hands hidden states over to itself."""
+    flat = gpipe(1, microbatches)[0]
+    ranks = tuple(
+        tuple(
+            type(action)(action.kind, action.microbatch, chunk)
+            for chunks, kind in (((0, 1), "F"), ((1, 0), "B"))
+            for chunk in chunks
+            for action in flat
+            if action.kind.value == kind
+        )
+        for _ in range(pp)
+    )
+    return Schedule("folded", microbatches, ranks, v_stages(pp), (2 * microbatches,) * pp, microbatches)
+
+
+SWEEPS = {
+    "gpipe": [gpipe(4, m) for m in range(1, 10)],
+    "1f1b": [one_f_one_b(4, m) for m in range(1, 10)],
+    "1f1b, 2 stages": [one_f_one_b(2, m) for m in range(1, 10)],
+    "1f1b, 1 stage": [one_f_one_b(1, m) for m in range(1, 4)],
+    "interleaved": [interleaved(4, m, 2) for m in range(1, 10)],
+    "interleaved, 2 ranks": [interleaved(2, m, 3, group=4) for m in range(1, 10)],
+    "folded": [folded(3, m) for m in range(1, 5)],
+}
+
+
+@pytest.mark.parametrize("name", SWEEPS)
+def test_gradients_equal_one_process(pool: WorkerPool, name: str) -> None:
+    schedules = SWEEPS[name]
+    by_rank = pool.run(len(schedules[0]), train, schedules)
+    for case, schedule in enumerate(schedules):
+        losses, gradients = reference(schedule.num_stages, schedule.microbatches)
+        for rank, results in enumerate(by_rank):
+            found, found_gradients, calls = results[case]
+            has_last = schedule.num_stages - 1 in schedule.stages[rank]
+            torch.testing.assert_close(found, losses if has_last else [], rtol=0, atol=0)
+            for stage, gradient in found_gradients.items():
+                torch.testing.assert_close(gradient, gradients[stage], rtol=1e-13, atol=1e-13)
+            assert calls == 1
+
+
+def train_on_topology(microbatches: int) -> tuple[list[torch.Tensor], torch.Tensor, bool]:
+    topology = build_topology(tensor=2, pipeline=2, device=CPU)
+    stage = Toy(topology.pp.rank, topology.is_last_stage)
+    seen: list[bool] = []
+
+    def before_last_backward() -> None:
+        """All but one backward are done by now."""
+        whole = reference(2, microbatches - 1)[1][topology.pp.rank]
+        seen.append(torch.allclose(gradient_of(stage), whole, rtol=1e-13, atol=1e-13))
+
+    losses = run_schedule(
+        one_f_one_b(2, microbatches)[topology.pp.rank],
+        stage,
+        batches(microbatches),
+        topology.edges,
+        hidden_shape=SHAPE,
+        hidden_dtype=torch.float64,
+        device=CPU,
+        loss_grad=torch.tensor(LOSS_SCALE, dtype=torch.float64),
+        before_last_backward=before_last_backward,
+    )
+    return losses, gradient_of(stage), seen == [True]
+
+
+def test_pipelines_side_by_side_on_the_products_topology(pool: WorkerPool) -> None:
+    losses, gradients = reference(2, 5)
+    for rank, (found, gradient, announced_in_time) in enumerate(pool.run(8, train_on_topology, 5)):
+        stage = rank // 4
+        torch.testing.assert_close(found, losses if stage == 1 else [], rtol=0, atol=0)
+        torch.testing.assert_close(gradient, gradients[stage], rtol=1e-13, atol=1e-13)
+        assert announced_in_time
+
+
+class Held:
+    """What autograd gets to keep in a saved tensor's place."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.tensor = tensor
+
+
+def count_activations(schedule: Schedule) -> tuple[int, int, int, int]:
+    """Peak of micro-batches whose saved tensors are alive, peak of received ones alive, and both after the run."""
+    pp = pipeline_axis()
+    toy = Toy(pp.rank, pp.rank == pp.size - 1)
+    saved: weakref.WeakKeyDictionary[Held, int] = weakref.WeakKeyDictionary()
+    inputs: weakref.WeakSet[Any] = weakref.WeakSet()
+    peaks = [0, 0]
+
+    def stage(batch: tuple[int, torch.Tensor], hidden: torch.Tensor | None) -> torch.Tensor:
+        microbatch, values = batch
+
+        def pack(tensor: torch.Tensor) -> Held:
+            held = Held(tensor)
+            saved[held] = microbatch
+            return held
+
+        if hidden is not None:
+            inputs.add(hidden.grad_fn or hidden)
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda held: held.tensor):
+            output = toy(values, hidden)
+        peaks[:] = [max(peaks[0], len(set(saved.values()))), max(peaks[1], len(inputs))]
+        return output
+
+    run_schedule(
+        schedule[pp.rank],
+        stage,
+        list(enumerate(batches(schedule.microbatches))),
+        build_links(schedule, pp, CPU, timedelta(seconds=60)),
+        hidden_shape=SHAPE,
+        hidden_dtype=torch.float64,
+        device=CPU,
+    )
+    return peaks[0], peaks[1], len(saved), len(inputs)
+
+
+@pytest.mark.parametrize(
+    "schedule", [gpipe(4, 6), one_f_one_b(4, 6), one_f_one_b(4, 2)], ids=lambda s: s.name
+)
+def test_activations_live_as_long_as_the_table_says(pool: WorkerPool, schedule: Schedule) -> None:
+    expected = in_flight_peaks(schedule)
+    for rank, counts in enumerate(pool.run(4, count_activations, schedule)):
+        assert counts == (expected[rank], expected[rank] if rank else 0, 0, 0)
+
+
+def evaluate(microbatches: int) -> tuple[list[torch.Tensor], bool]:
+    """The last stage returns hidden states, not a loss: what generation does with logits."""
+    pp = pipeline_axis()
+    schedule = forward_only(pp.size, microbatches)
+    with_graph = []
+
+    def stage(batch: torch.Tensor, hidden: torch.Tensor | None) -> torch.Tensor:
+        output = toy(batch, hidden)
+        with_graph.append(output.requires_grad)
+        return output
+
+    toy = Toy(pp.rank, last=False)
+    results = run_schedule(
+        schedule[pp.rank],
+        stage,
+        batches(microbatches),
+        build_links(schedule, pp, CPU, timedelta(seconds=60)),
+        hidden_shape=SHAPE,
+        hidden_dtype=torch.float64,
+        device=CPU,
+    )
+    return results, any(with_graph)
+
+
+def test_forward_only_keeps_no_graph(pool: WorkerPool) -> None:
+    by_rank = pool.run(3, evaluate, 7)
+    assert not any(with_graph for _, with_graph in by_rank)
+    assert [len(results) for results, _ in by_rank] == [0, 0, 7]
+    for result, batch in zip(by_rank[2][0], batches(7), strict=True):
+        hidden = None
+        for index in range(3):
+            hidden = Toy(index, last=False)(batch, hidden)
+        torch.testing.assert_close(result, hidden, rtol=0, atol=0)
+
+
+def misbehave(fault: str) -> None:
+    """Rank 1 of 3 does not do what its neighbours count on."""
+    pp = pipeline_axis()
+    toy = Toy(pp.rank, pp.rank == 2)
+
+    def stage(batch: torch.Tensor, hidden: torch.Tensor | None) -> torch.Tensor:
+        output = toy(batch, hidden)
+        if fault == "raise" and pp.rank == 1:
+            raise RuntimeError("this stage is broken")
+        if fault == "shape" and pp.rank == 1:
+            return output[:-1]
+        if fault == "dtype" and pp.rank == 1:
+            return output.float()
+        if fault == "loss" and pp.rank == 2:
+            return output.expand(4)
+        if fault == "constant" and pp.rank == 1:
+            return toy.weight.sum().expand(SHAPE)
+        return output
+
+    schedule = one_f_one_b(3, 4)
+    run_schedule(
+        schedule[pp.rank],
+        stage,
+        batches(4),
+        build_links(schedule, pp, CPU, timedelta(seconds=60)),
+        hidden_shape=SHAPE,
+        hidden_dtype=torch.float64,
+        device=CPU,
+    )
+
+
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        ("raise", r"rank 1 of 3 failed(?s:.*)this stage is broken"),
+        ("shape", r"F of micro-batch 0, chunk 0: the stage returned \(2, 2, 5\) .* receives \(3, 2, 5\)"),
+        ("dtype", r"torch.float32, but the next stage receives .* of torch.float64"),
+        ("loss", r"F of micro-batch 0, chunk 0: the last stage returned \(4,\), not a scalar loss"),
+        ("constant", r"B of micro-batch 0, chunk 0: the stage's output does not depend on the hidden states"),
+    ],
+)
+def test_a_faulty_stage_surfaces(pool: WorkerPool, fault: str, message: str) -> None:
+    with pytest.raises(JobFailed, match=message):
+        pool.run(3, misbehave, fault)
+
+
+def nothing(batch: Any, hidden: torch.Tensor | None) -> torch.Tensor:
+    return torch.zeros(())
+
+
+@pytest.mark.parametrize(
+    ("schedule", "count", "message"),
+    [
+        (one_f_one_b(1, 3), 2, "the table is for 3 micro-batches, but 2 were given"),
+        (interleaved(1, 2, 2), 2, "the table has 2 chunks, but 1 stages were given"),
+    ],
+)
+def test_tables_that_do_not_fit_are_refused(schedule: Schedule, count: int, message: str) -> None:
+    axis = Axis("pp")
+    links = build_links(one_f_one_b(1, 1), axis, CPU, timedelta(seconds=60))
+    with pytest.raises(ValueError, match=message):
+        run_schedule(
+            schedule[0],
+            nothing,
+            batches(count),
+            links,
+            hidden_shape=SHAPE,
+            hidden_dtype=torch.float64,
+            device=CPU,
+        )
