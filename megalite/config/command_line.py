@@ -49,7 +49,11 @@ def read_command_line(argv: Sequence[str]) -> CommandLine:
     if MISSING in files:
         errors.append(ConfigError("--config", None, "needs a value", "give the path of a YAML file"))
     return CommandLine(
-        values={n: v for n, v in typed.items() if n in SETTINGS or n in megatron.SHORTHANDS},
+        values={
+            n: MISSING if v == [] else v
+            for n, v in typed.items()
+            if n in SETTINGS or n in megatron.SHORTHANDS
+        },
         foreign=foreign,
         files=tuple(name for name in files if name != MISSING),
         help="help" in typed,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from .schema import Config, ModelConfig
+from .schema import BatchConfig, Config, ModelConfig, OptimizerConfig
 
 
 def padded_vocab_size(vocab_size: int, divisible_by: int, tensor_parallel: int) -> int:
@@ -73,18 +73,18 @@ class ScheduleSamples:
     wsd_decay: int
 
 
-def schedule_samples(config: Config) -> ScheduleSamples:
+def schedule_samples(optimizer: OptimizerConfig, batch: BatchConfig) -> ScheduleSamples:
     """The schedule's lengths in samples, whether they were given in steps, samples or as a fraction.
 
     As in Megatron-LM the decay length includes the warm-up and defaults to the run, and a warm-up fraction is
     a share of the decay length, not rounded.
     """
-    optimizer, step = config.optimizer, config.batch.global_batch_size
-    if config.batch.train_samples is not None:
-        decay = optimizer.lr_decay_samples or config.batch.train_samples
+    step = batch.global_batch_size
+    if batch.train_samples is not None:
+        decay = optimizer.lr_decay_samples or batch.train_samples
         warmup, wsd_decay = optimizer.lr_warmup_samples, optimizer.lr_wsd_decay_samples or 0
     else:
-        decay = (optimizer.lr_decay_iters or config.batch.train_iters or 0) * step
+        decay = (optimizer.lr_decay_iters or batch.train_iters or 0) * step
         warmup, wsd_decay = optimizer.lr_warmup_iters * step, (optimizer.lr_wsd_decay_iters or 0) * step
     if optimizer.lr_warmup_fraction is not None:
         return ScheduleSamples(optimizer.lr_warmup_fraction * decay, decay, wsd_decay)

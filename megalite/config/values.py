@@ -16,7 +16,7 @@ WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "
 
 def convert(setting: Setting, raw: Any) -> Any:
     """The value of one setting. Raises `BadValue`."""
-    if raw == MISSING or (setting.many and raw == []):
+    if raw == MISSING:
         raise BadValue(ConfigError(setting.flag, None, "needs a value", _hint(setting)))
     if raw is None:
         return setting.default

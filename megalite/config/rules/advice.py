@@ -20,6 +20,7 @@ def warnings(c: Candidate) -> Iterator[str]:
         (LOSS_SCALE, config.precision.params_dtype != "float16", "--fp16"),
         (WSD, config.optimizer.lr_decay_style != "WSD", "--lr-decay-style WSD"),
         (("no_save_optim", "save_interval"), config.checkpoint.save is None, "--save"),
+        (("eval_interval",), config.evaluation.eval_iters == 0, "--eval-iters"),
     ]
     for names, without, needed in idle:
         given = [flag_name(name) for name in names if name in c.given]

@@ -57,7 +57,7 @@ def rates_are_ordered(c: Candidate) -> Iterator[Finding]:
 )
 def schedule_fits(c: Candidate) -> Iterator[Finding]:
     optimizer, by_samples = c.config.optimizer, c.config.batch.train_samples is not None
-    lengths = schedule_samples(c.config)
+    lengths = schedule_samples(optimizer, c.config.batch)
     if lengths.decay == 0:
         return  # the length of the run is missing, which is an error of its own
     unit = 1 if by_samples else c.config.batch.global_batch_size

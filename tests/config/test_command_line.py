@@ -1,0 +1,178 @@
+"""Flags: spelling, help, Megatron's other flags, and the process that checks a command line."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from megalite.config import ConfigError, exit_with_errors, parse_or_exit
+from megalite.config.command_line import known_flags, parser
+from megalite.config.megatron import ABSENT_BY_FLAG, ALWAYS, NOT_YET_BY_FLAG, ONLY_AT, WITHOUT_EFFECT_BY_FLAG
+from megalite.config.settings import SETTINGS
+
+from .minimal import errors_of, minimal, parsed
+
+# The starred flags of Megatron-LM's training script.
+STARRED = """
+--num-layers --hidden-size --num-attention-heads --ffn-hidden-size --group-query-attention
+--num-query-groups --max-position-embeddings --seq-length --position-embedding-type --rotary-base
+--normalization --norm-epsilon --swiglu --disable-bias-linear --untie-embeddings-and-output-weights
+--make-vocab-size-divisible-by --init-method-std --attention-dropout --hidden-dropout --micro-batch-size
+--global-batch-size --train-iters --train-samples --exit-duration-in-mins --exit-signal-handler --lr
+--min-lr --lr-decay-style --lr-decay-iters --lr-warmup-iters --lr-warmup-fraction --weight-decay --clip-grad
+--adam-beta1 --adam-beta2 --adam-eps --bf16 --fp16 --tensor-model-parallel-size
+--pipeline-model-parallel-size --num-layers-per-virtual-pipeline-stage --sequence-parallel
+--use-distributed-optimizer --overlap-grad-reduce --overlap-param-gather --recompute-granularity
+--recompute-method --recompute-num-layers --recompute-modules --recompute-activations --data-path --split
+--data-cache-path --mock-data --num-workers --tokenizer-type --tokenizer-model --vocab-file --merge-file
+--eval-iters --eval-interval --log-interval --log-throughput --tensorboard-dir --save --load --save-interval
+--seed
+"""
+
+
+def test_every_starred_flag_is_known() -> None:
+    assert set(STARRED.split()) <= set(known_flags())
+
+
+def test_help_mentions_every_flag() -> None:
+    words = set(parser().format_help().replace(",", " ").replace(".", " ").split())
+    assert set(known_flags()) <= words
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_help_says_something(name: str) -> None:
+    assert len(SETTINGS[name].metadata["help"]) > 15
+
+
+@pytest.mark.parametrize(
+    ("flag", "message"),
+    [
+        ("--micro_batch_size", "--micro_batch_size: unknown flag; did you mean --micro-batch-size?"),
+        ("--num-layer", "--num-layer: unknown flag; did you mean --num-layers?"),
+        ("--tensor-parallel-size", "did you mean --tensor-model-parallel-size?"),
+        ("--lr-warm-up-iters", "did you mean --lr-warmup-iters?"),
+        ("--xyzzy", "--xyzzy: unknown flag; see --help"),
+    ],
+)
+def test_an_unknown_flag_names_the_nearest(flag: str, message: str) -> None:
+    found = errors_of(minimal(f"{flag} 3"))
+    assert len(found) == 1
+    assert message in found[0]
+
+
+def test_abbreviations_are_not_taken() -> None:
+    assert "unknown flag" in errors_of(minimal("--use-rotary"))[0]
+
+
+def test_a_value_without_a_flag_is_an_error() -> None:
+    assert errors_of(minimal("--swiglu yes --ffn-hidden-size 64")) == [
+        "command line yes: belongs to no flag; flags start with --"
+    ]
+
+
+def test_booleans_have_megatrons_spellings() -> None:
+    for flag in ("--disable-bias-linear", "--no-add-bias-linear", "--disable-add-bias-linear"):
+        assert not parsed(flag).model.add_bias_linear
+    assert parsed("--disable-bias-linear --add-bias-linear").model.add_bias_linear
+    assert not parsed("--no-check-for-nan-in-loss-and-grad").run.check_for_nan_in_loss_and_grad
+    assert not parsed("--swiglu --ffn-hidden-size 64 --no-swiglu").model.swiglu
+    assert parsed("--use-rotary-position-embeddings").model.position_embedding_type == "rope"
+
+
+@pytest.mark.parametrize("flag", [*NOT_YET_BY_FLAG, *ABSENT_BY_FLAG])
+def test_a_flag_that_does_not_exist_here_is_refused_with_advice(flag: str) -> None:
+    found = errors_of(minimal(f"{flag} 2"))
+    assert len(found) == 1
+    assert found[0].startswith(f"{flag} 2: ")
+    assert "; " in found[0]
+
+
+@pytest.mark.parametrize("flag", ONLY_AT)
+def test_a_flag_is_taken_at_one_value(flag: str) -> None:
+    allowed, advice = ONLY_AT[flag]
+    assert parsed(f"{flag} {allowed[0]}") == parsed()
+    assert errors_of(minimal(f"{flag} 7")) == [f"{flag} 7: only {allowed[0]} is supported; {advice}"]
+
+
+def test_flags_without_effect_give_one_warning(capsys: pytest.CaptureFixture[str]) -> None:
+    flags = " ".join(WITHOUT_EFFECT_BY_FLAG)
+    parse_or_exit(minimal(f"{flags} {' '.join(ALWAYS)}"), 1, rank=0)
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 1
+    assert all(flag in lines[0] for flag in WITHOUT_EFFECT_BY_FLAG)
+    assert not any(f"{flag} (" in lines[0] for flag in ALWAYS)
+
+
+@pytest.mark.parametrize(
+    ("flags", "warning"),
+    [
+        ("--rotary-base 500000", "--rotary-base has no effect without --position-embedding-type rope"),
+        ("--initial-loss-scale 65536", "--initial-loss-scale has no effect without --fp16"),
+        ("--lr-wsd-decay-iters 3", "--lr-wsd-decay-iters has no effect without --lr-decay-style WSD"),
+        ("--eval-interval 3 --eval-iters 0", "--eval-interval has no effect without --eval-iters"),
+        ("--use-rotary-position-embeddings", "is old; use --position-embedding-type rope"),
+    ],
+)
+def test_a_setting_that_changes_nothing_is_a_warning(
+    flags: str, warning: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    parse_or_exit(minimal(flags), 1, rank=0)
+    assert warning in capsys.readouterr().err
+
+
+def test_a_rest_of_the_samples_is_a_warning(capsys: pytest.CaptureFixture[str]) -> None:
+    parse_or_exit(minimal("--train-samples 11 --global-batch-size 4", without="--train-iters"), 1, rank=0)
+    assert "the last 3 of 11 samples fill no global batch" in capsys.readouterr().err
+
+
+def run(*argv: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "megalite.config", *argv]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_a_good_command_line_is_quiet_and_0() -> None:
+    done = run("--world-size", "4", *minimal("--tensor-model-parallel-size 2"))
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_a_bad_command_line_is_a_numbered_list_and_2() -> None:
+    done = run("--world-size", "3", *minimal("--tensor-model-parallel-size 2 --foo"))
+    assert done.returncode == 2
+    assert done.stdout == ""
+    lines = done.stderr.splitlines()
+    assert lines[0] == "2 configuration errors:"
+    assert [line[:5] for line in lines[1:]] == ["  1. ", "  2. "]
+
+
+def test_a_switch_with_a_value_is_no_traceback() -> None:
+    done = run(*minimal("--swiglu=true"))
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr
+    assert "--swiglu" in done.stderr
+
+
+def test_help_is_0_and_needs_nothing_else() -> None:
+    done = run("--help")
+    assert done.returncode == 0
+    assert "--num-layers N" in done.stdout
+
+
+def test_other_ranks_are_silent(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("time.sleep", lambda seconds: None)
+    with pytest.raises(SystemExit) as left:
+        exit_with_errors([ConfigError("--lr", 0, "must be > 0")], rank=1)
+    assert left.value.code == 2
+    assert capsys.readouterr() == ("", "")
+
+
+def test_torch_is_not_imported() -> None:
+    code = (
+        "import sys, megalite.config as c; c.parse(sys.argv[1:], 1); "
+        "print([name for name in ('torch', 'numpy', 'tokenizers') if name in sys.modules])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, *minimal()], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stdout.strip() == "[]"

@@ -1,0 +1,266 @@
+"""Each broken rule gives one message that names flag, value, rule and what would do."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+
+from megalite.config import validate
+from megalite.config.settings import replace
+
+from .minimal import errors_of, minimal, parsed
+
+# flags behind the minimal command line, number of processes, the one message that is expected
+ONE_ERROR = [
+    # layout
+    (
+        "--tensor-model-parallel-size 8",
+        8,
+        "--num-attention-heads 12: 12 heads not divisible by TP 8; valid TP: 1,2,3,4,6,12",
+    ),
+    (
+        "--tensor-model-parallel-size 4 --group-query-attention --num-query-groups 6",
+        4,
+        "--num-query-groups 6: 6 query groups not divisible by TP 4; valid TP: 1,2,3,6",
+    ),
+    (
+        "--tensor-model-parallel-size 4 --ffn-hidden-size 90",
+        4,
+        "--ffn-hidden-size 90: MLP width 90 not divisible by TP 4; nearest: 88 or 92",
+    ),
+    (
+        "--num-layers 30 --pipeline-model-parallel-size 4 --global-batch-size 8",
+        4,
+        "--num-layers 30: 30 layers not divisible by PP 4; valid PP: 1,2,3,5,6,10,15,30; or 28 or 32 layers",
+    ),
+    (
+        "--global-batch-size 30",
+        4,
+        "--global-batch-size 30: 30 samples not divisible by micro-batch 2 x DP 4 = 8; nearest: 24 or 32",
+    ),
+    ("--global-batch-size 3", 4, "nearest: 8"),
+    (
+        "--tensor-model-parallel-size 2 --pipeline-model-parallel-size 2",
+        6,
+        "--tensor-model-parallel-size 2: 6 processes not divisible by TP 2 x PP 2 = 4; start 4 or 8",
+    ),
+    ("--pipeline-model-parallel-size 4", 2, "--pipeline-model-parallel-size 4: 2 processes not divisible"),
+    ("--sequence-parallel", 1, "--sequence-parallel: needs TP > 1"),
+    (
+        "--sequence-parallel --tensor-model-parallel-size 2 --seq-length 31",
+        2,
+        "--seq-length 31: 31 tokens not divisible by TP 2, as --sequence-parallel needs; nearest: 30 or 32",
+    ),
+    # model
+    ("--hidden-size 50", 1, "--hidden-size 50: hidden size 50 not divisible by 12 heads; nearest: 48 or 60"),
+    ("--seq-length 64", 1, "--max-position-embeddings 32: 32 positions are fewer than the 64 tokens"),
+    (
+        "--group-query-attention --num-query-groups 5",
+        1,
+        "--num-query-groups 5: 12 heads not divisible by 5 query groups; valid groups: 1,2,3,4,6,12",
+    ),
+    ("--num-query-groups 4", 1, "would be ignored by Megatron without --group-query-attention"),
+    ("--position-embedding-type rope --kv-channels 5", 1, "rope rotates pairs, and 5 of the 5 channels"),
+    ("--position-embedding-type rope --rotary-percent 0.25", 1, "and 1 of the 4 channels of a head"),
+    ("--null-tokenizer-eod-id 100", 1, "--null-tokenizer-eod-id 100: not in the vocabulary of 100 tokens"),
+    ("--hidden-dropout 0.1", 1, "--hidden-dropout 0.1: dropout is not available in this version; 0"),
+    ("--attention-dropout 1", 1, "--attention-dropout 1: must be >= 0 and < 1"),
+    ("--reset-attention-mask", 1, "--reset-attention-mask: is not available in this version"),
+    ("--swiglu --hidden-size 12", 1, "--ffn-hidden-size: the default MLP width of --swiglu rounds to 0"),
+    # length and schedule
+    ("--min-lr 0.01", 1, "--min-lr 0.01: above the peak learning rate --lr 0.001; at most 0.001"),
+    ("--lr-warmup-init 1", 1, "--lr-warmup-init 1: above the peak"),
+    (
+        "--lr-warmup-iters 10",
+        1,
+        "--lr-warmup-iters 10: the warm-up is not shorter than the decay of 10 steps",
+    ),
+    (
+        "--lr-warmup-samples 4",
+        1,
+        "--lr-warmup-samples 4: does not go with --train-iters; use --lr-warmup-iters",
+    ),
+    ("--lr-decay-style WSD", 1, "--lr-wsd-decay-iters: is required with --lr-decay-style WSD"),
+    ("--lr-decay-style WSD --lr-wsd-decay-iters 11", 1, "longer than the 10 steps between warm-up and end"),
+    ("--train-samples 100", 1, "--train-iters: contradicts --train-samples; give one of the two"),
+    (
+        "--lr-warmup-fraction 0.1 --lr-warmup-iters 1",
+        1,
+        "--lr-warmup-fraction: contradicts --lr-warmup-iters",
+    ),
+    # numbers
+    ("--lr nan", 1, "--lr nan: not a finite number"),
+    ("--weight-decay inf", 1, "--weight-decay inf: not a finite number"),
+    ("--lr 0", 1, "--lr 0: must be > 0"),
+    ("--lr -1e-4", 1, "--lr -0.0001: must be > 0"),
+    ("--num-layers 0", 1, "--num-layers 0: must be >= 1"),
+    ("--num-layers -2", 1, "--num-layers -2: must be >= 1"),
+    ("--num-layers four", 1, "--num-layers four: not a whole number; give a whole number >= 1"),
+    ("--num-layers 2.5", 1, "--num-layers 2.5: not a whole number"),
+    ("--num-layers", 1, "--num-layers: needs a value; give a whole number >= 1"),
+    ("--data-path", 1, "--data-path: needs a value"),
+    ("--adam-beta1 1", 1, "--adam-beta1 1: must be >= 0 and < 1"),
+    ("--adam-beta2 1.5", 1, "--adam-beta2 1.5: must be >= 0 and < 1"),
+    ("--adam-eps 0", 1, "--adam-eps 0: must be > 0"),
+    ("--clip-grad -1", 1, "--clip-grad -1: must be >= 0"),
+    ("--eval-interval 0", 1, "--eval-interval 0: must be >= 1"),
+    ("--seed -1", 1, "--seed -1: must be >= 0 and <= 4294967295"),
+    ("--normalization RMSnorm", 1, "no such choice; did you mean RMSNorm? choose from LayerNorm, RMSNorm"),
+    (
+        "--distributed-backend mpi",
+        1,
+        "--distributed-backend mpi: no such choice; choose from auto, nccl, gloo",
+    ),
+    ("--tokenizer-type SentencePieceTokenizer", 1, "convert it to a tokenizer.json"),
+    # precision
+    ("--bf16 --fp16", 1, "--fp16: contradicts --bf16"),
+    ("--bf16 --params-dtype float64", 1, "--bf16: contradicts --params-dtype float64"),
+    (
+        "--fp16 --initial-loss-scale 4 --min-loss-scale 8",
+        1,
+        "--min-loss-scale 8: above --initial-loss-scale 4",
+    ),
+    ("--fp16 --loss-scale-window 0", 1, "--loss-scale-window 0: must be >= 1"),
+    # checkpoints and data
+    ("--save-interval 5", 1, "--save-interval 5: nothing is saved without --save"),
+    ("--finetune", 1, "--finetune: there is nothing to load without --load"),
+    ("--no-load-optim", 1, "--no-load-optim: there is nothing to load without --load"),
+    (
+        "--load nowhere --exit-on-missing-checkpoint",
+        1,
+        "--load nowhere: holds no checkpoint, which --exit-on-missing-checkpoint needs",
+    ),
+    ("--load nowhere --finetune", 1, "--load nowhere: holds no checkpoint, which --finetune needs"),
+    ("--split 1,x", 1, "--split 1,x: not numbers with commas between; three shares, e.g. 969, 30, 1"),
+    ("--split 0,0,0", 1, "--split 0,0,0: shares must be finite, >= 0 and not all 0"),
+    ("--split 1,2,3,4", 1, "--split 1,2,3,4: 4 shares"),
+    ("--data-path nowhere/text", 1, "--mock-data: contradicts --data-path"),
+]
+
+
+@pytest.mark.parametrize(
+    ("flags", "world_size", "message"), ONE_ERROR, ids=[row[0] or "-" for row in ONE_ERROR]
+)
+def test_a_broken_rule_is_one_message(flags: str, world_size: int, message: str) -> None:
+    found = errors_of(minimal(flags), world_size)
+    assert [message in error for error in found] == [True], found
+
+
+@pytest.mark.parametrize(
+    ("flag", "message"),
+    [
+        ("--num-layers", "--num-layers: is required"),
+        ("--hidden-size", "--hidden-size: is required"),
+        ("--num-attention-heads", "--num-attention-heads: is required"),
+        ("--seq-length", "--seq-length: is required"),
+        ("--max-position-embeddings", "--max-position-embeddings: is required"),
+        ("--micro-batch-size", "--micro-batch-size: is required"),
+        ("--lr", "--lr: is required"),
+        ("--train-iters", "the length of the run is missing; give --train-iters or --train-samples"),
+        ("--mock-data", "--data-path: there is no data to train on; give --data-path PREFIX, or --mock-data"),
+        ("--vocab-size", "--vocab-size: is required with NullTokenizer"),
+    ],
+)
+def test_what_is_missing_is_named(flag: str, message: str) -> None:
+    found = errors_of(minimal(without=flag))
+    assert [message in error for error in found] == [True], found
+
+
+def test_all_errors_come_at_once() -> None:
+    layout = "--tensor-model-parallel-size 8 --pipeline-model-parallel-size 3"
+    flags = f"{layout} --lr nan --bf16 --fp16 --foo --seq-length 64"
+    text = "\n".join(errors_of(minimal(flags), 8))
+    for part in ("TP 8 x PP 3", "12 heads", "PP 3; valid", "--lr nan", "--fp16", "--foo", "32 positions"):
+        assert part in text
+
+
+def test_a_setting_without_a_usable_value_breaks_no_second_rule() -> None:
+    assert len(errors_of(minimal("--num-attention-heads none --tensor-model-parallel-size 8"), 8)) == 1
+
+
+def test_too_many_heads_for_the_width() -> None:
+    assert "--num-attention-heads 64: more heads than hidden channels (48); at most 48" in errors_of(
+        minimal("--num-attention-heads 64")
+    )
+
+
+def test_train_samples_below_one_global_batch() -> None:
+    found = errors_of(minimal("--train-samples 3 --global-batch-size 4", without="--train-iters"))
+    assert found == ["--train-samples 3: less than one global batch of 4; at least 4"]
+
+
+def test_step_lengths_do_not_go_with_train_samples() -> None:
+    found = errors_of(minimal("--train-samples 30 --lr-decay-iters 5", without="--train-iters"))
+    assert found == ["--lr-decay-iters 5: does not go with --train-samples; use --lr-decay-samples"]
+
+
+def test_no_process_is_an_error() -> None:
+    assert errors_of(minimal(), 0) == ["--world-size 0: must be >= 1"]
+
+
+def write_dataset(prefix: Path) -> str:
+    for suffix in (".idx", ".bin"):
+        Path(f"{prefix}{suffix}").touch()
+    return str(prefix)
+
+
+def test_missing_datasets_are_named(tmp_path: Path) -> None:
+    there = write_dataset(tmp_path / "there")
+    gone = tmp_path / "gone"
+    flags = {
+        f"{there}": None,
+        f"0.3 {there} 0.7 {there}": None,
+        f"{gone}": f"{gone}: no such file: {gone}.idx and {gone}.bin; in {tmp_path} there is there",
+        f"1 {there} 2 {gone}": f"no such file: {gone}.idx and {gone}.bin",
+        f"{there}.bin": f"leave the suffix out: {there}",
+        f"1 {there} x {there}": "'x' stands where a weight is expected",
+        f"1 {there} -2 {there}": "weights must be finite and >= 0",
+        f"0 {there} 0 {there}": "at least one weight must be > 0",
+    }
+    for data, message in flags.items():
+        argv = [*minimal(without="--mock-data"), "--data-path", *data.split()]
+        if message is None:
+            assert not validate(parsed(f"--data-path {data}", without="--mock-data"), 1)
+        else:
+            assert [message in error for error in errors_of(argv)] == [True], errors_of(argv)
+
+
+def test_a_data_args_file_is_read(tmp_path: Path) -> None:
+    there = write_dataset(tmp_path / "there")
+    listing = tmp_path / "blend.txt"
+    listing.write_text(f"0.5 {there}\n0.5 {tmp_path}/gone\n")
+    found = errors_of(minimal(f"--data-args-path {listing}", without="--mock-data"))
+    assert len(found) == 1
+    assert "gone.idx" in found[0]
+    assert "cannot be read" in errors_of(minimal("--data-args-path nowhere", without="--mock-data"))[0]
+
+
+def test_per_split_paths_need_the_training_one(tmp_path: Path) -> None:
+    there = write_dataset(tmp_path / "there")
+    found = errors_of(minimal(f"--valid-data-path {there}", without="--mock-data"))
+    assert found == ["--train-data-path: is missing beside the other splits' paths; give it too"]
+
+
+def test_folders_that_cannot_be_made_are_named(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    for flag in ("--save", "--tensorboard-dir", "--data-cache-path"):
+        assert errors_of(minimal(f"{flag} {file}/below"))[0].startswith(
+            f"{flag} {file}/below: {file} is a file"
+        )
+    assert "is a folder; give a file" in errors_of(minimal(f"--metrics-file {tmp_path}"))[0]
+    assert parsed(f"--metrics-file {tmp_path}/new/metrics.jsonl").logging.metrics_file
+
+
+def test_a_checkpoint_that_is_there_is_accepted(tmp_path: Path) -> None:
+    (tmp_path / "latest_checkpointed_iteration.txt").write_text("10")
+    assert parsed(f"--load {tmp_path} --finetune --exit-on-missing-checkpoint").checkpoint.finetune
+
+
+def test_validate_judges_a_configuration_made_in_code() -> None:
+    config = replace(parsed(), num_layers=3, pipeline_model_parallel_size=2, lr=math.inf, loss_scale=-1.0)
+    found = [str(error) for error in validate(config, 2)]
+    assert len(found) == 3
+    assert validate(parsed(), 1) == []
