@@ -28,8 +28,24 @@ $(VENV)/.installed: setup.py pyproject.toml $(wildcard csrc/*) $(if $(INSTALLED_
 	$(PY) -m pip install --no-build-isolation -e ".[test,data]"
 	@echo "$(CURDIR)" > $@
 
-$(SAMPLE)/corpus.jsonl: $(VENV)/.installed | tools/prepare_sample.py
+# The sample: a corpus with its tokenizer, then the binary dataset; each is made once, and again when its tool changes.
+$(SAMPLE)/tokenizer.json: tools/prepare_sample.py | $(VENV)/.installed
 	$(PY) tools/prepare_sample.py --output $(SAMPLE)
+	@touch $@
+
+$(SAMPLE)/corpus_text_document.idx: $(SAMPLE)/tokenizer.json tools/preprocess_data.py
+	$(PY) tools/preprocess_data.py --input $(SAMPLE)/corpus.jsonl --output-prefix $(SAMPLE)/corpus --append-eod \
+		--tokenizer-type HuggingFaceTokenizer --tokenizer-model $(SAMPLE)/tokenizer.json --workers 2
+
+# A run is continued only if it was made by this recipe on this data; any other is kept under another name.
+KEY = $$(cat $(RECIPE) $(SAMPLE)/tokenizer.json $(SAMPLE)/corpus_text_document.idx | cksum)
+pretrain: $(VENV)/.installed $(SAMPLE)/corpus_text_document.idx ## train a small GPT on the sample corpus and let it write
+	@mkdir -p runs; if [ -e $(RUN) ] && [ "$$(cat $(RUN)/recipe.cksum 2>/dev/null)" != "$(KEY)" ]; then \
+		old=$(RUN).$$(date +%Y%m%d-%H%M%S); mv $(RUN) $$old; \
+		echo "The recipe or the data changed since the last run: starting anew, the last run is kept in $$old"; fi
+	@mkdir -p $(RUN); echo "$(KEY)" > $(RUN)/recipe.cksum
+	bash examples/pretrain_gpt.sh --save $(RUN) --load $(RUN) --save-interval 100 --metrics-file $(RUN)/metrics.jsonl
+	$(PY) tools/generate.py --load $(RUN)
 
 test: $(VENV)/.installed ## the whole test suite; ARGS="tests/data -x" are pytest's
 	$(PY) -m pytest $(ARGS)

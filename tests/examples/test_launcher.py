@@ -22,7 +22,8 @@ def launch(*flags: str, **variables: str) -> subprocess.CompletedProcess[str]:
     """Run the script by bash under this interpreter, with only ``variables`` of what launchers set."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith(LAUNCHERS)}
     environment |= {"PYTHON": sys.executable} | variables
-    return subprocess.run(["bash", str(SCRIPT), *flags], env=environment, capture_output=True, text=True)
+    command = ["bash", str(SCRIPT), *flags]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
 
 
 def planned(*flags: str, **variables: str) -> tuple[list[str], list[str]]:
