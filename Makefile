@@ -45,6 +45,8 @@ pretrain: $(VENV)/.installed $(SAMPLE)/corpus_text_document.idx ## train a small
 		echo "The recipe or the data changed since the last run: starting anew, the last run is kept in $$old"; fi
 	@mkdir -p $(RUN); echo "$(KEY)" > $(RUN)/recipe.cksum
 	bash examples/pretrain_gpt.sh --save $(RUN) --load $(RUN) --save-interval 100 --metrics-file $(RUN)/metrics.jsonl
+	@echo "for comparison, the unigram entropy of the corpus in nats a token:" \
+		"$$($(PY) tools/prepare_sample.py --entropy $(SAMPLE)/corpus_text_document)"
 	$(PY) tools/generate.py --load $(RUN)
 
 test: $(VENV)/.installed ## the whole test suite; ARGS="tests/data -x" are pytest's
