@@ -15,7 +15,7 @@ from megalite.config import Config, parameter_count, split_sample_counts, train_
 from megalite.data.build import Dataset, Splits, build_datasets
 from megalite.data.errors import DataError
 from megalite.data.loader import StepLoader
-from megalite.data.tokenizers import build_tokenizer
+from megalite.data.tokenizer import build_tokenizer
 from megalite.optim.memory import bytes_per_parameter
 from megalite.optim.schedule import LearningRateSchedule, learning_rate
 from megalite.parallel.topology import Topology
@@ -187,9 +187,10 @@ def _description(trainer: Trainer) -> list[str]:
         )
     cost = bytes_per_parameter(trainer.model.dtype)
     held = sum(bucket.weights.numel() for bucket in trainer.buckets.buckets)
+    place = f"tp {topology.tp.size} x pp {topology.pp.size} x dp {topology.dp.size}, {topology.device.type}"
+    parts = f"{cost.weights} + {cost.main_grads} + {cost.optimizer}"
     return [
         f"model: {built:,} parameters, {config.precision.params_dtype}",
-        f"layout: tp {topology.tp.size} x pp {topology.pp.size} x dp {topology.dp.size}, {topology.device.type}",
-        f"weights, gradients, optimizer: {cost.weights} + {cost.main_grads} + {cost.optimizer} = {cost.total} bytes "
-        f"a parameter, {held * cost.total / 2**20:.1f} MiB on this rank",
+        f"layout: {place}",
+        f"weights, gradients, optimizer: {parts} = {cost.total} bytes a parameter, {held * cost.total / 2**20:.1f} MiB on this rank",
     ]

@@ -43,11 +43,12 @@ class StepMetrics:
     def line(self) -> str:
         """Megatron-LM's log line; tokens/s, MFU, data wait, memory and time left follow its last field."""
         left = timedelta(seconds=round((self.train_iters - self.iteration) * self.elapsed_ms / 1e3))
+        digits = 1 if self.tflops_per_gpu >= 1 else 4  # on a CPU it would read 0.0
         parts = [
             f" [{datetime.now():%Y-%m-%d %H:%M:%S.%f}] iteration {self.iteration:8d}/{self.train_iters:8d}",
             f"consumed samples: {self.consumed_samples:12d}",
             f"elapsed time per iteration (ms): {self.elapsed_ms:.1f}",
-            f"throughput per GPU (TFLOP/s/GPU): {self.tflops_per_gpu:.1f}",
+            f"throughput per GPU (TFLOP/s/GPU): {self.tflops_per_gpu:.{digits}f}",
             f"learning rate: {self.learning_rate:.6E}",
             f"global batch size: {self.global_batch_size:5d}",
             f"lm loss: {self.lm_loss:.6E}",

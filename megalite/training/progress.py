@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from megalite.checkpoint import CheckpointNotFoundError, load, save
-from megalite.config import to_dict
+from megalite.config import Config, to_dict
 from megalite.training.errors import TrainingError
 from megalite.training.step import Trainer
 
@@ -45,7 +45,7 @@ def save_progress(trainer: Trainer, progress: Progress) -> str:
     directory = config.checkpoint.save
     if directory is None:
         raise TrainingError("there is no --save folder to write a checkpoint to")
-    state: dict[str, Any] = {"progress": asdict(progress), "config": to_dict(config)}
+    state: dict[str, Any] = {"progress": asdict(progress), "config": _as_saved(config)}
     with_optimizer = not config.checkpoint.no_save_optim
     if with_optimizer:
         state["optimizer"] = trainer.optimizer.scalars()
@@ -89,14 +89,21 @@ def load_progress(trainer: Trainer) -> tuple[Progress, list[str]]:
         ]
     progress = Progress(**state["progress"])
     lines = [f"loaded checkpoint of iteration {progress.iteration} from {directory}"]
-    return progress, lines + _differences(state["config"], to_dict(config))
+    return progress, lines + _differences(state["config"], _as_saved(config))
+
+
+def _as_saved(config: Config) -> dict[str, Any]:
+    """The settings by name as they read in a checkpoint: JSON has no tuples."""
+    return {
+        name: list(value) if isinstance(value, tuple) else value for name, value in to_dict(config).items()
+    }
 
 
 def _differences(saved: dict[str, Any], now: dict[str, Any]) -> list[str]:
     """A warning for each setting by which the samples to come differ from those of the saved run."""
     return [
-        f"warning: {name} was {saved[name]} when the checkpoint was saved and is {now[name]} now: the samples still "
-        "to come are not those that the saved run would have drawn"
+        f"warning: {name} was {saved[name]} when the checkpoint was saved and is {now[name]} now: "
+        "the samples still to come are not those that the saved run would have drawn"
         for name in _DECIDES_SAMPLES
         if name in saved and name in now and saved[name] != now[name]
     ]

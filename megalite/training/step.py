@@ -110,10 +110,10 @@ class Trainer:
     def blocks(self, with_optimizer: bool = True) -> Iterator[Block]:
         """Every tensor that a checkpoint holds, as this rank's rectangle of the global tensor."""
         for param in self.buckets.parameters:
-            yield from _block("model", param, param.detach())
+            yield from parameter_block("model", param, param.detach())
         if with_optimizer:
             for kind, param, state in self.optimizer.state_blocks():
-                yield from _block(f"optimizer.{kind}", param, state)
+                yield from parameter_block(f"optimizer.{kind}", param, state)
 
     def parameter_count(self) -> int:
         """Parameters of the whole model, each counted once, vocabulary padding not counted. A collective over
@@ -124,7 +124,7 @@ class Trainer:
         return int(all_reduce(torch.tensor(local, device=self.topology.device), self.topology.model).item())
 
 
-def _block(prefix: str, param: torch.nn.Parameter, tensor: torch.Tensor) -> Iterator[Block]:
+def parameter_block(prefix: str, param: torch.nn.Parameter, tensor: torch.Tensor) -> Iterator[Block]:
     """The block of one tensor shaped as ``param``; none where the rank holds only padding."""
     record = record_of(param)
     offsets, sizes = global_block(param)

@@ -88,13 +88,15 @@ class Window:
         if self.config.precision.params_dtype == "float16":
             if stuck >= MOST_SKIPS_AT_LOWEST_SCALE:
                 raise TrainingError(
-                    f"the last {stuck} steps overflowed at the lowest loss scale and were skipped: training makes no "
-                    "progress. A lower --lr, a longer warm-up, --bf16 or a smaller --min-loss-scale may help."
+                    f"the last {stuck} steps overflowed at the lowest loss scale and were skipped: "
+                    "training makes no progress. A lower --lr, "
+                    "a longer warm-up, --bf16 or a smaller --min-loss-scale may help."
                 )
         elif self.config.run.check_for_nan_in_loss_and_grad and any(skipped):
             first = skipped.index(True)
             raise TrainingError(
-                f"iteration {before + first + 1}: the gradient norm is {norms[first]}; no update was made with it. "
+                f"iteration {before + first + 1}: the gradient norm is {norms[first]}; "
+                f"no update was made with it. "
                 f"First suspects: the learning rate (--lr {self.config.optimizer.lr:g}) and its warm-up. "
                 "--no-check-for-nan-in-loss-and-grad skips such steps and goes on."
             )

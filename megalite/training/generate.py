@@ -1,0 +1,97 @@
+"""Text from trained weights: loads a checkpoint of any layout into one process and samples token by token."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import torch
+
+from megalite.accelerator import local_device
+from megalite.checkpoint import CheckpointNotFoundError, latest_iteration, load, read_state
+from megalite.config import Config, config_from_dict
+from megalite.data.tokenizer import Tokenizer, build_tokenizer
+from megalite.model.gpt import GPTStage
+from megalite.parallel.topology import build_topology
+from megalite.training.step import parameter_block
+
+
+@dataclass(frozen=True)
+class Context:
+    """Tokens so far, as the model reads them: (1, length) each. Nothing is predicted about them, so labels
+    are not used.
+    """
+
+    tokens: torch.Tensor
+    position_ids: torch.Tensor
+    labels: torch.Tensor
+    loss_mask: torch.Tensor
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How a token is drawn: ``temperature`` 0 takes the likeliest, ``top_k`` 0 keeps the whole vocabulary."""
+
+    temperature: float = 0.8
+    top_k: int = 50
+    seed: int = 1234
+
+
+def load_model(directory: str, iteration: int | None = None) -> tuple[GPTStage, Tokenizer]:
+    """The whole model and its tokenizer from a checkpoint folder, as one process holds them.
+
+    Raises CheckpointError when there is no usable checkpoint, DataError when the tokenizer's files are gone.
+    """
+    found = latest_iteration(directory) if iteration is None else iteration
+    if found is None:
+        raise CheckpointNotFoundError(f"{directory} has no checkpoint")
+    config = _alone(config_from_dict(read_state(directory, found)["config"]))
+    tokenizer = build_tokenizer(config.data, config.model.vocab_size)
+    dtype: torch.dtype = getattr(torch, config.precision.params_dtype)
+    model = GPTStage(config.model, build_topology(1, 1, local_device()), dtype, config.run.seed)
+    parameters = dict.fromkeys(model.parameters())
+    blocks = [block for param in parameters for block in parameter_block("model", param, param.detach())]
+    load(directory, blocks, found, ignored_prefixes=("optimizer.",))
+    return model, tokenizer
+
+
+def _alone(config: Config) -> Config:
+    single = {"tensor_model_parallel_size": 1, "pipeline_model_parallel_size": 1, "sequence_parallel": False}
+    return replace(config, parallel=replace(config.parallel, **single))
+
+
+@torch.no_grad()
+def generate(model: GPTStage, prompt: list[int], count: int, sampling: Sampling, eod: int) -> Iterator[int]:
+    """Up to ``count`` token ids that follow ``prompt``, one by one; ends after the end-of-document token.
+
+    Every token is a forward pass over the last ``seq_length`` tokens. Raises ValueError for an empty prompt
+    or one with ids outside the vocabulary."""
+    vocabulary = model.config.vocab_size
+    if not prompt or not all(0 <= token < vocabulary for token in prompt):
+        raise ValueError(
+            f"a prompt needs at least one token, each from 0 to {vocabulary - 1}; got {prompt[:20]}"
+        )
+    generator = torch.Generator().manual_seed(sampling.seed)
+    tokens = list(prompt)
+    for _ in range(count):
+        logits = model.logits(_context(tokens[-model.config.seq_length :], model.topology.device), None)
+        tokens.append(_draw(logits[-1, 0, :vocabulary].float().cpu(), sampling, generator))
+        yield tokens[-1]
+        if tokens[-1] == eod:
+            return
+
+
+def _context(tokens: list[int], device: torch.device) -> Context:
+    ids = torch.tensor([tokens], device=device)
+    return Context(ids, torch.arange(len(tokens), device=device).unsqueeze(0), ids, torch.zeros_like(ids))
+
+
+def _draw(logits: torch.Tensor, sampling: Sampling, generator: torch.Generator) -> int:
+    """One token id from logits (vocab,)."""
+    if sampling.temperature == 0:
+        return int(logits.argmax())
+    if sampling.top_k:
+        least = logits.topk(min(sampling.top_k, logits.numel())).values[-1]
+        logits = logits.masked_fill(logits < least, -torch.inf)
+    probabilities = torch.softmax(logits / sampling.temperature, -1)
+    return int(torch.multinomial(probabilities, 1, generator=generator))

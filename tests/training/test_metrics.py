@@ -1,0 +1,105 @@
+"""Console line, JSON lines and validation report."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from megalite.training.metrics import Reporter, StepMetrics, validation_lines
+
+METRICS = StepMetrics(
+    iteration=20,
+    train_iters=1000,
+    consumed_samples=640,
+    global_batch_size=32,
+    lm_loss=5.4321,
+    grad_norm=1.2345,
+    learning_rate=3e-4,
+    loss_scale=1.0,
+    elapsed_ms=250.0,
+    data_wait_ms=0.5,
+    tokens_per_second_per_gpu=2048.0,
+    tflops_per_gpu=410.26,
+    mfu=None,
+    memory_bytes=2**30,
+    skipped=0,
+    nan=0,
+)
+
+# What scripts that read Megatron-LM's log look for, field by field, in this order.
+MEGATRON = re.compile(
+    r" \[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{6}\] iteration +(\d+)/ +(\d+) \| consumed samples: +(\d+) \| "
+    r"elapsed time per iteration \(ms\): ([\d.]+) \| throughput per GPU \(TFLOP/s/GPU\): ([\d.]+) \| "
+    r"learning rate: ([-+.\dE]+) \| global batch size: +(\d+) \| lm loss: ([-+.\dE]+) \| "
+    r"loss scale: ([\d.]+) \| grad norm: ([\d.]+) \| number of skipped iterations: +(\d+) \| number of nan iterations: +(\d+) \|"
+)
+
+
+def test_the_line_reads_as_megatrons() -> None:
+    found = MEGATRON.match(METRICS.line())
+    assert found is not None, METRICS.line()
+    assert found.groups() == (
+        *(
+            "20",
+            "1000",
+            "640",
+            "250.0",
+            "410.3",
+            "3.000000E-04",
+            "32",
+            "5.432100E+00",
+            "1.0",
+            "1.234",
+            "0",
+            "0",
+        ),
+    )
+
+
+def test_rates_that_megatron_does_not_print_follow() -> None:
+    line = replace(METRICS, mfu=0.415).line()
+    assert "tokens/s/GPU: 2048.0" in line
+    assert "MFU: 41.5% (causal attention counted half, recompute not counted)" in line
+    assert "memory (MiB): 1024" in line
+    assert "time left: 0:04:05" in line
+    assert "MFU" not in METRICS.line()
+
+
+def test_a_small_rate_is_not_printed_as_zero() -> None:
+    assert "TFLOP/s/GPU): 0.0123 |" in replace(METRICS, tflops_per_gpu=0.01234).line()
+
+
+def test_perplexity_is_cut() -> None:
+    rule, text, again = validation_lines("iteration 5", 2.0).splitlines()
+    assert (
+        text == " validation loss at iteration 5 | lm loss value: 2.000000E+00 | lm loss PPL: 7.389056E+00 | "
+    )
+    assert rule == again == "-" * len(text)
+    assert "lm loss PPL: 4.851652E+08" in validation_lines("iteration 5", 25.0)
+
+
+def test_json_lines_are_appended_by_the_reporting_rank_alone(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "metrics.jsonl"
+    for enabled in (False, True, True):
+        with Reporter(str(path), None, enabled) as reporter:
+            reporter.step(METRICS)
+            reporter.validation(20, "valid_loss", "iteration 20", 5.5)
+        assert path.exists() == enabled
+    records = [json.loads(line) for line in path.read_text().splitlines()]
+    assert len(records) == 4
+    assert records[1] == {"iteration": 20, "valid_loss": 5.5}
+    required = {"iteration", "consumed_samples", "lm_loss", "grad_norm", "learning_rate", "loss_scale"}
+    required |= {"tokens_per_second_per_gpu", "tflops_per_gpu", "elapsed_ms", "skipped"}
+    assert required <= set(records[0])
+    assert records[0]["lm_loss"] == METRICS.lm_loss
+
+
+def test_nothing_is_printed_by_other_ranks(capsys: pytest.CaptureFixture[str]) -> None:
+    with Reporter(None, None, enabled=False) as reporter:
+        reporter.step(METRICS)
+        reporter.say("hello")
+    assert capsys.readouterr().out == ""
