@@ -111,6 +111,7 @@ def test_flags_without_effect_give_one_warning(capsys: pytest.CaptureFixture[str
         ("--rotary-base 500000", "--rotary-base has no effect without --position-embedding-type rope"),
         ("--initial-loss-scale 65536", "--initial-loss-scale has no effect without --fp16"),
         ("--lr-wsd-decay-iters 3", "--lr-wsd-decay-iters has no effect without --lr-decay-style WSD"),
+        ("--num-workers 2", "--num-workers 2 has no effect: a thread of each rank reads the data"),
         ("--eval-interval 3 --eval-iters 0", "--eval-interval has no effect without --eval-iters"),
         ("--use-rotary-position-embeddings", "is old; use --position-embedding-type rope"),
     ],

@@ -45,8 +45,8 @@ class DataConfig:
     mock_data: bool = setting(False, "Made-up tokens instead of a dataset, for timing and tests.")
     num_workers: int = setting(
         0,
-        "Processes that read data. 0 reads in a thread of the training process, which is fast enough for "
-        "memory-mapped tokens. Differs from Megatron (2).",
+        "Worker processes that read data. Differs from Megatron (2): a thread of each rank reads and "
+        "prefetches memory-mapped tokens, and other values than 0 change nothing but a warning.",
         minimum=0,
     )
     tokenizer_type: str = setting(

@@ -31,7 +31,7 @@ class LoggingConfig:
     log_interval: int = setting(
         100, "Print a line after every so many steps. 1 to 10 for short runs.", minimum=1
     )
-    log_throughput: bool = setting(False, "Print TFLOP/s a GPU in Megatron's place of the line.")
+    log_throughput: bool = setting(False, "Print TFLOP/s a GPU: every line has it here, given or not.")
     timing_log_level: int = setting(
         0, "How fine the timers are: 0 the step only, 1 its parts, 2 everything.", minimum=0, maximum=2
     )
