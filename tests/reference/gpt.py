@@ -53,9 +53,15 @@ def logits(
     return hidden @ head.T
 
 
-def token_losses(weights: Weights, architecture: Architecture, tokens: Tensor, labels: Tensor) -> Tensor:
+def token_losses(
+    weights: Weights,
+    architecture: Architecture,
+    tokens: Tensor,
+    labels: Tensor,
+    positions: Tensor | None = None,
+) -> Tensor:
     """Cross-entropy of each position, -log softmax(logits)[label], (batch, seq)."""
-    scores = logits(weights, architecture, tokens)
+    scores = logits(weights, architecture, tokens, positions)
     chosen = scores.gather(-1, labels.unsqueeze(-1)).squeeze(-1)
     return torch.logsumexp(scores, dim=-1) - chosen
 

@@ -1,0 +1,1 @@
+"""One model on every layout: the same numbers everywhere."""

@@ -1,0 +1,44 @@
+"""Global batches with uneven masks, the same wherever they are made, and each data-parallel rank's part."""
+
+from __future__ import annotations
+
+import torch
+
+from megalite.data import Batch
+from tests.matrix.cases import SAMPLES, SEQ, VOCAB, Layout
+from tests.reference.train import GlobalBatch
+
+
+def global_batch(step: int) -> GlobalBatch:
+    """Token counts differ from sample to sample. Samples 4 to 7 have no valid token: a whole micro-batch of
+    up to four, and all that some ranks get where dp is large. Sample 9 has one. In samples 2 and 11 the
+    positions start again in the middle."""
+    generator = torch.Generator().manual_seed(100 + step)
+    tokens = torch.randint(VOCAB, (SAMPLES, SEQ + 1), generator=generator)
+    share = torch.linspace(0.2, 1.0, SAMPLES).unsqueeze(1)
+    mask = (torch.rand(SAMPLES, SEQ, generator=generator) < share).to(torch.float32)
+    mask[4:8] = 0
+    mask[9] = 0
+    mask[9, 3] = 1
+    positions = torch.arange(SEQ).repeat(SAMPLES, 1)
+    positions[[2, 11], 7:] -= 7
+    return GlobalBatch(tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous(), mask, positions)
+
+
+def microbatches(step: int, layout: Layout, dp_rank: int, micro_batch_size: int) -> list[Batch]:
+    """Of each run of micro x dp samples, data-parallel rank r takes the r-th part."""
+    whole = global_batch(step)
+    assert whole.positions is not None
+    parts = []
+    for start in range(dp_rank * micro_batch_size, SAMPLES, micro_batch_size * layout.data):
+        rows = slice(start, start + micro_batch_size)
+        parts.append(
+            Batch(
+                tokens=whole.tokens[rows],
+                labels=whole.labels[rows],
+                loss_mask=whole.loss_mask[rows],
+                position_ids=whole.positions[rows],
+                sample_index=torch.arange(start, start + micro_batch_size),
+            )
+        )
+    return parts

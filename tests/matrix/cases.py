@@ -1,0 +1,159 @@
+"""What is trained on which layout: model variants, layouts, and which options each pair is run with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from megalite.config import (
+    BatchConfig,
+    Config,
+    ModelConfig,
+    OptimizerConfig,
+    ParallelConfig,
+    PrecisionConfig,
+    RunConfig,
+)
+from tests.reference.gpt import Architecture
+from tests.reference.train import Recipe
+
+SAMPLES = 16  # of a global batch
+SEQ = 16
+VOCAB = 61
+STEPS = 3
+LEARNING_RATES = (3e-3, 1e-3, 2e-3)
+RECIPE = Recipe(adam_beta2=0.95, weight_decay=0.1, clip_grad=1.0)
+
+GPT2 = ModelConfig(
+    num_layers=2,
+    hidden_size=32,
+    num_attention_heads=8,
+    seq_length=SEQ,
+    max_position_embeddings=SEQ + 3,
+    vocab_size=VOCAB,
+    make_vocab_size_divisible_by=4,  # padded to 64; on 8 ranks the last one has 5 of its 8 rows
+)
+LLAMA = replace(
+    GPT2,
+    num_attention_heads=16,
+    group_query_attention=True,
+    num_query_groups=8,
+    kv_channels=4,
+    ffn_hidden_size=48,
+    position_embedding_type="rope",
+    rotary_base=100.0,
+    normalization="RMSNorm",
+    swiglu=True,
+    add_bias_linear=False,
+    make_vocab_size_divisible_by=16,  # padded to 64 and 128; on 8 ranks half of them hold nothing but padding
+)
+MODELS = {
+    "gpt2": GPT2,
+    "gpt2-untied": replace(GPT2, untie_embeddings_and_output_weights=True, make_vocab_size_divisible_by=1),
+    "llama": replace(LLAMA, untie_embeddings_and_output_weights=True),
+    "llama-tied": LLAMA,
+    "mixed": replace(LLAMA, swiglu=False, add_qkv_bias=True, rotary_percent=0.5, rotary_interleaved=True),
+}
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Sizes of the axes; ranks are numbered tp fastest, then dp, then pp."""
+
+    tensor: int = 1
+    pipeline: int = 1
+    data: int = 1
+
+    @property
+    def ranks(self) -> int:
+        return self.tensor * self.pipeline * self.data
+
+    def coordinates(self, rank: int) -> tuple[int, int, int]:
+        """(tp, pp, dp) of a rank."""
+        return rank % self.tensor, rank // (self.tensor * self.data), rank // self.tensor % self.data
+
+    def __str__(self) -> str:
+        return f"tp{self.tensor}-pp{self.pipeline}-dp{self.data}"
+
+
+@dataclass(frozen=True)
+class Options:
+    """What must not change a number."""
+
+    micro_batch_size: int
+    sequence_parallel: bool = False
+    overlap_grad_reduce: bool = False
+    ddp_bucket_size: int | None = None
+
+
+SIZES = (1, 2, 4, 8)
+LAYOUTS = sorted(
+    (Layout(t, p, d) for t in SIZES for p in SIZES for d in SIZES if t * p * d <= 8),
+    key=lambda layout: layout.ranks,
+)
+
+
+def options(layout: Layout) -> dict[str, Options]:
+    """For each model variant the options to use on `layout`.
+
+    Sequence parallelism and overlap come in all four combinations on each layout that has both axes, and with
+    each variant; the other options rotate. Where an axis has one rank its option is off: it would do nothing.
+    """
+    axes = (layout.tensor > 1, layout.data > 1)
+    turn = [one for one in LAYOUTS if (one.tensor > 1, one.data > 1) == axes].index(layout)
+    numbers = [number for number in (4, 2, 8, 1) if SAMPLES % (number * layout.data) == 0]
+    chosen = {}
+    for place, variant in enumerate(MODELS, start=turn):
+        microbatches = numbers[place % len(numbers)]
+        chosen[variant] = Options(
+            micro_batch_size=SAMPLES // (microbatches * layout.data),
+            sequence_parallel=axes[0] and place % 2 == 0,
+            overlap_grad_reduce=axes[1] and place // 2 % 2 == 0,
+            ddp_bucket_size=(None, 2000, 1)[place % 3],
+        )
+    return chosen
+
+
+def model_for(variant: str, layout: Layout) -> ModelConfig:
+    """The variant with the smallest number of layers, at least 2, that the layout's stages can share."""
+    return replace(MODELS[variant], num_layers=max(2, layout.pipeline))
+
+
+def make_config(
+    model: ModelConfig, layout: Layout, options: Options, params_dtype: str = "float64"
+) -> Config:
+    return Config(
+        model=model,
+        batch=BatchConfig(
+            micro_batch_size=options.micro_batch_size, global_batch_size=SAMPLES, train_iters=STEPS
+        ),
+        optimizer=OptimizerConfig(
+            lr=max(LEARNING_RATES),
+            weight_decay=RECIPE.weight_decay,
+            clip_grad=RECIPE.clip_grad,
+            adam_beta1=RECIPE.adam_beta1,
+            adam_beta2=RECIPE.adam_beta2,
+            adam_eps=RECIPE.adam_eps,
+        ),
+        parallel=ParallelConfig(
+            tensor_model_parallel_size=layout.tensor,
+            pipeline_model_parallel_size=layout.pipeline,
+            sequence_parallel=options.sequence_parallel,
+            overlap_grad_reduce=options.overlap_grad_reduce,
+            ddp_bucket_size=options.ddp_bucket_size,
+        ),
+        precision=PrecisionConfig(params_dtype=params_dtype),
+        run=RunConfig(seed=1234),
+    )
+
+
+def architecture(model: ModelConfig) -> Architecture:
+    return Architecture(
+        num_layers=model.num_layers,
+        normalization=model.normalization,
+        norm_epsilon=model.norm_epsilon,
+        swiglu=model.swiglu,
+        position_embedding_type=model.position_embedding_type,
+        rotary_base=model.rotary_base,
+        rotary_percent=model.rotary_percent,
+        rotary_interleaved=model.rotary_interleaved,
+    )

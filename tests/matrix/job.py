@@ -1,0 +1,89 @@
+"""What the workers run: all model variants one after another on one layout."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from megalite.config import Config
+from megalite.parallel.buckets import main_grad
+from megalite.parallel.params import global_block, narrow_to_block, record_of
+from megalite.parallel.topology import build_topology
+from megalite.training.step import Trainer
+from tests.matrix.batches import microbatches
+from tests.matrix.cases import LEARNING_RATES, STEPS, Layout
+from tests.matrix.gather import LocalBlock, local_block
+
+
+@dataclass(frozen=True)
+class Trained:
+    """One rank's view of one training. `losses` are this rank's parts, to be summed over dp."""
+
+    losses: list[float]
+    grad_norms: list[float]
+    skipped: list[bool]
+    gradients: list[list[LocalBlock]]
+    weights: list[LocalBlock]
+    parameter_count: int
+
+
+def random_weight(name: str, shape: Sequence[int]) -> Tensor:
+    """Weights that all matter: biases far from 0, norm weights not 1. A function of name and shape."""
+    generator = torch.Generator().manual_seed(zlib.crc32(name.encode()))
+    values = 0.3 * torch.randn(tuple(shape), generator=generator, dtype=torch.float64)
+    return values + 1 if name.endswith("norm.weight") else values
+
+
+def randomize(parameters: Sequence[nn.Parameter]) -> None:
+    """Fill in place; the padding stays as it is."""
+    with torch.no_grad():
+        for parameter in parameters:
+            record = record_of(parameter)
+            offsets, sizes = global_block(parameter)
+            place = tuple(slice(start, start + size) for start, size in zip(offsets, sizes, strict=True))
+            values = random_weight(record.name, record.global_shape)[place]
+            narrow_to_block(parameter, parameter).copy_(values)
+
+
+def train_three_steps(layout: Layout, configs: Sequence[Config]) -> list[Trained]:
+    topology = build_topology(layout.tensor, layout.pipeline, torch.device("cpu"))
+    results = []
+    for config in configs:
+        trainer = Trainer(config, topology)
+        parameters = trainer.buckets.parameters
+        randomize(parameters)
+        losses, norms, skipped, gradients = [], [], [], []
+        for step in range(STEPS):
+            mine = microbatches(step, layout, topology.dp.rank, config.batch.micro_batch_size)
+            outcome = trainer.train_step(mine, LEARNING_RATES[step])
+            losses.append(float(outcome.loss))
+            norms.append(float(outcome.grad_norm))
+            skipped.append(bool(outcome.skipped))
+            gradients.append([local_block(parameter, main_grad(parameter)) for parameter in parameters])
+        weights = [local_block(parameter, parameter) for parameter in parameters]
+        results.append(Trained(losses, norms, skipped, gradients, weights, trainer.parameter_count()))
+    return results
+
+
+def initial_weights(layout: Layout, configs: Sequence[Config]) -> list[list[LocalBlock]]:
+    topology = build_topology(layout.tensor, layout.pipeline, torch.device("cpu"))
+    trainers = [Trainer(config, topology) for config in configs]
+    return [[local_block(parameter, parameter) for parameter in one.buckets.parameters] for one in trainers]
+
+
+def printed_losses(layout: Layout, configs: Sequence[Config], steps: int) -> list[list[float]]:
+    """This rank's parts of the losses of so many steps on the same three batches over and over."""
+    topology = build_topology(layout.tensor, layout.pipeline, torch.device("cpu"))
+    results = []
+    for config in configs:
+        trainer = Trainer(config, topology)
+        losses = []
+        for step in range(steps):
+            mine = microbatches(step % STEPS, layout, topology.dp.rank, config.batch.micro_batch_size)
+            losses.append(float(trainer.train_step(mine, config.optimizer.lr).loss))
+        results.append(losses)
+    return results

@@ -1,0 +1,102 @@
+"""In fp64 every layout gives the numbers of the plain one-process reference."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Sequence
+
+import pytest
+
+from megalite.config import ModelConfig
+from tests.matrix import cases
+from tests.matrix.batches import global_batch
+from tests.matrix.cases import LAYOUTS, MODELS, Layout
+from tests.matrix.gather import assemble, counted_once
+from tests.matrix.job import Trained, random_weight, train_three_steps
+from tests.matrix.shapes import global_shapes, number_of_parameters
+from tests.pool import WorkerPool
+from tests.reference.compare import differences
+from tests.reference.train import Step, train
+
+TOLERANCE = 1e-10
+
+
+@functools.cache
+def reference(model: ModelConfig) -> list[Step]:
+    weights = {name: random_weight(name, shape) for name, shape in global_shapes(model).items()}
+    batches = [global_batch(step) for step in range(cases.STEPS)]
+    return train(weights, cases.architecture(model), batches, cases.LEARNING_RATES, cases.RECIPE)
+
+
+def check(layout: Layout, variant: str, ranks: Sequence[Trained]) -> None:
+    model = cases.model_for(variant, layout)
+    expected = reference(model)
+    assert {one.parameter_count for one in ranks} == {number_of_parameters(model)}
+    for step, wanted in enumerate(expected):
+        where = f"{variant} on {layout}, step {step}"
+        for tp_rank in range(layout.tensor):
+            loss = sum(
+                one.losses[step]
+                for rank, one in enumerate(ranks)
+                if layout.coordinates(rank)[:2] == (tp_rank, layout.pipeline - 1)
+            )
+            assert loss == pytest.approx(wanted.loss, abs=TOLERANCE), where
+        gradients = assemble([one.gradients[step] for one in ranks])
+        assert not differences(gradients, wanted.gradients, TOLERANCE), where
+        assert len({one.grad_norms[step] for one in ranks}) == 1, where
+        assert ranks[0].grad_norms[step] == pytest.approx(wanted.grad_norm, abs=TOLERANCE), where
+        assert not any(one.skipped[step] for one in ranks), where
+    weights = assemble([one.weights for one in ranks])
+    assert not differences(weights, expected[-1].weights, TOLERANCE), f"weights of {variant} on {layout}"
+    one_copy = [one.weights for rank, one in enumerate(ranks) if layout.coordinates(rank)[2] == 0]
+    assert all(counted_once(one_copy).values()), counted_once(one_copy)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+def test_every_layout_gives_the_numbers_of_the_reference(pool: WorkerPool, layout: Layout) -> None:
+    configs = [
+        cases.make_config(cases.model_for(variant, layout), layout, options)
+        for variant, options in cases.options(layout).items()
+    ]
+    ranks = pool.run(layout.ranks, train_three_steps, layout, configs)
+    for number, variant in enumerate(MODELS):
+        check(layout, variant, [results[number] for results in ranks])
+
+
+def test_the_layouts_are_all_factorisations() -> None:
+    assert [sum(layout.ranks == ranks for layout in LAYOUTS) for ranks in (1, 2, 4, 8)] == [1, 3, 6, 10]
+    assert len(set(LAYOUTS)) == 20
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+def test_each_layout_sees_every_combination_of_options(layout: Layout) -> None:
+    seen = {(one.sequence_parallel, one.overlap_grad_reduce) for one in cases.options(layout).values()}
+    switches = (
+        (False, True) if layout.tensor > 1 else (False,),
+        (False, True) if layout.data > 1 else (False,),
+    )
+    assert seen == set(itertools.product(*switches))
+
+
+@pytest.mark.parametrize("variant", MODELS)
+def test_each_variant_sees_every_combination_of_options(variant: str) -> None:
+    """With accumulation, with more micro-batches than stages, with fewer, with one; and clipping at work."""
+    runs = [(layout, cases.options(layout)[variant]) for layout in LAYOUTS]
+    seen = {(one.sequence_parallel, one.overlap_grad_reduce) for _, one in runs}
+    assert seen == set(itertools.product((False, True), repeat=2))
+    counts = [
+        (cases.SAMPLES // (one.micro_batch_size * layout.data), layout.pipeline) for layout, one in runs
+    ]
+    assert any(microbatches == 8 for microbatches, _ in counts)
+    assert any(1 < microbatches < stages for microbatches, stages in counts)
+    assert any(microbatches == 1 for microbatches, stages in counts if stages > 1)
+    assert any(microbatches > stages > 1 for microbatches, stages in counts)
+    assert all(step.grad_norm > cases.RECIPE.clip_grad for step in reference(MODELS[variant]))
+
+
+def test_the_batches_are_uneven() -> None:
+    for step in range(cases.STEPS):
+        valid = global_batch(step).loss_mask.sum(dim=1)
+        assert valid[4:8].sum() == 0, "a micro-batch of up to four samples without a valid token"
+        assert len(valid.unique()) > 5
