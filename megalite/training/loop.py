@@ -192,5 +192,6 @@ def _description(trainer: Trainer) -> list[str]:
     return [
         f"model: {built:,} parameters, {config.precision.params_dtype}",
         f"layout: {place}",
-        f"weights, gradients, optimizer: {parts} = {cost.total} bytes a parameter, {held * cost.total / 2**20:.1f} MiB on this rank",
+        f"weights, gradients, optimizer: {parts} = {cost.total} bytes a parameter, "
+        f"{held * cost.total / 2**20:.1f} MiB on this rank",
     ]

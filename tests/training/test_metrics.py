@@ -35,7 +35,8 @@ MEGATRON = re.compile(
     r" \[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{6}\] iteration +(\d+)/ +(\d+) \| consumed samples: +(\d+) \| "
     r"elapsed time per iteration \(ms\): ([\d.]+) \| throughput per GPU \(TFLOP/s/GPU\): ([\d.]+) \| "
     r"learning rate: ([-+.\dE]+) \| global batch size: +(\d+) \| lm loss: ([-+.\dE]+) \| "
-    r"loss scale: ([\d.]+) \| grad norm: ([\d.]+) \| number of skipped iterations: +(\d+) \| number of nan iterations: +(\d+) \|"
+    r"loss scale: ([\d.]+) \| grad norm: ([\d.]+) \| "
+    r"number of skipped iterations: +(\d+) \| number of nan iterations: +(\d+) \|"
 )
 
 
