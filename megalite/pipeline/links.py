@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Protocol
@@ -10,7 +11,7 @@ from typing import Protocol
 import torch
 import torch.distributed as dist
 
-from megalite.parallel.topology import Axis, Edge
+from megalite.parallel.topology import Edge
 from megalite.pipeline.schedule import Kind, Schedule
 
 
@@ -47,44 +48,57 @@ class ChunkLinks:
     backward_out: Link | None = None
 
 
-def build_links(schedule: Schedule, pp: Axis, device: torch.device, timeout: timedelta) -> list[ChunkLinks]:
-    """The links of each chunk of this rank, for a schedule with any placement of stages on the pp axis.
+def build_links(
+    schedule: Schedule, pipelines: Sequence[Sequence[int]], device: torch.device, timeout: timedelta
+) -> list[ChunkLinks]:
+    """The links of each chunk of this process, for a schedule with any placement of stages on ranks.
 
-    Chunks share the links between the same two ranks: one for activations and one for gradients each way.
-    Every group is created and used once here, in the order of the chain, so that no ranks wait in a circle.
+    `pipelines` lists the global ranks of every pipeline of the job, in the same order on all processes.
+    Chunks share the links between the same two ranks. Activations and gradients, up and down the ranks, have
+    a group each, so that no two flows between two ranks can be mistaken for each other. All groups are
+    created and all links used once here, in one order on all processes.
     """
-    made: dict[tuple[int, int, Kind], Link] = {}
-    places = {
-        stage: (rank, chunk)
-        for rank, chunks in enumerate(schedule.stages)
-        for chunk, stage in enumerate(chunks)
-    }
-    ends: list[dict[str, Link]] = [{} for _ in schedule.stages[pp.rank]]
+    me = dist.get_rank() if dist.is_initialized() else 0
+    ranks = next(pipeline for pipeline in pipelines if me in pipeline)
+    groups: dict[tuple[Kind, bool], dist.ProcessGroup] = {}
+    links: dict[tuple[int, int, Kind], Link] = {}
+    chunks: dict[int, dict[str, Link]] = {stage: {} for stage in schedule.stages[ranks.index(me)]}
     for stage in range(schedule.num_stages - 1):
-        (rank, chunk), (next_rank, next_chunk) = places[stage], places[stage + 1]
-        for kind, source, target in ((Kind.F, rank, next_rank), (Kind.B, next_rank, rank)):
-            if pp.rank not in (source, target):
+        here, there = _place(schedule, stage), _place(schedule, stage + 1)
+        for kind, source, target in ((Kind.F, here, there), (Kind.B, there, here)):
+            way = kind, source < target
+            if source != target and way not in groups:
+                groups[way], _ = dist.new_subgroups_by_enumeration(
+                    [list(p) for p in pipelines], timeout=timeout
+                )
+            if me not in (ranks[source], ranks[target]):
                 continue
             if source == target:
                 link: Link = LocalLink()
-            elif (source, target, kind) in made:
-                link = made[source, target, kind]
+            elif (source, target, kind) in links:
+                link = links[source, target, kind]
             else:
-                link = made[source, target, kind] = _connect(pp, source, target, device, timeout)
-            if pp.rank == rank:
-                ends[chunk]["forward_out" if kind is Kind.F else "backward_in"] = link
-            if pp.rank == next_rank:
-                ends[next_chunk]["forward_in" if kind is Kind.F else "backward_out"] = link
-    return [ChunkLinks(**end) for end in ends]
+                link = _connect(groups[way], ranks[source], ranks[target], me, device)
+                links[source, target, kind] = link
+            if stage in chunks:
+                chunks[stage]["forward_out" if kind is Kind.F else "backward_in"] = link
+            if stage + 1 in chunks:
+                chunks[stage + 1]["forward_in" if kind is Kind.F else "backward_out"] = link
+    return [ChunkLinks(**ends) for ends in chunks.values()]
 
 
-def _connect(pp: Axis, source: int, target: int, device: torch.device, timeout: timedelta) -> Edge:
-    pair = [pp.ranks[source], pp.ranks[target]]
-    group = dist.new_group(pair, timeout=timeout, use_local_synchronization=True)
-    peer = pair[1] if pp.rank == source else pair[0]
+def _place(schedule: Schedule, stage: int) -> int:
+    rank = schedule.rank_of(stage)
+    if rank is None:
+        raise ValueError(f"{schedule.name}: no rank holds stage {stage}")
+    return rank
+
+
+def _connect(group: dist.ProcessGroup, source: int, target: int, me: int, device: torch.device) -> Edge:
+    """Pass one element over the link: backends that connect at first use do it here, in a known order."""
     token = torch.zeros(1, device=device)
-    if pp.rank == source:
-        dist.send(token, peer, group=group)
-    else:
-        dist.recv(token, peer, group=group)
-    return Edge(group, peer)
+    if me == source:
+        dist.send(token, target, group=group)
+        return Edge(group, target)
+    dist.recv(token, source, group=group)
+    return Edge(group, source)

@@ -41,7 +41,7 @@ class Timeline:
         return max(spans[-1].finish for spans in self.spans)
 
     def busy(self, rank: int) -> float:
-        """Time in which `rank` computes; waiting for a full link counts as well."""
+        """Time in which `rank` computes."""
         return sum(span.finish - span.start for span in self.spans[rank])
 
     @property
@@ -107,9 +107,9 @@ def simulate(
     """Run the table; forwards take `f`, input gradients `b`, weight gradients `w`, full backwards `b + w`.
 
     The rule is the executor's: a rank works through its list in order; an action starts when the rank is free
-    and its inputs have arrived, `transfer` after they were made on another rank; it ends when its result is
-    on its way, for which the send `sends_in_flight` (default: the schedule's) before it on the same link must
-    have been received. Raises ScheduleError at a deadlock, naming the action each rank is stuck at.
+    and its inputs have arrived, `transfer` after they were sent by another rank; the rank is free again when
+    the result is on its way, for which the send `sends_in_flight` (default: the schedule's) before it on the
+    same link must have been received. Raises ScheduleError at a deadlock, naming where each rank is stuck.
     """
     capacity = schedule.sends_in_flight if sends_in_flight is None else sends_in_flight
     durations: Mapping[Kind, float] = {Kind.F: f, Kind.B: b + w, Kind.I: b, Kind.W: w}
@@ -117,6 +117,7 @@ def simulate(
     received: dict[Product, float] = {}  # start time of the action on another rank that takes it
     sent: dict[Link, list[Product]] = defaultdict(list)
     spans: list[list[Span]] = [[] for _ in schedule.actions]
+    free: list[float] = [0] * len(schedule)  # when each rank can go on to its next action
 
     def advance(rank: int) -> bool:
         """Simulate the next action of `rank`; False if it must wait for another rank."""
@@ -127,15 +128,14 @@ def simulate(
         blocker = sent[link][-capacity] if link is not None and len(sent[link]) >= capacity else None
         if any(product not in finished for product in needed) or (blocker and blocker not in received):
             return False
-        start = spans[rank][-1].finish if spans[rank] else 0
+        start = free[rank]
         for product in needed:
             when, where = finished[product]
             start = max(start, when if where == rank else when + transfer)
         finish = start + durations[action.kind]
-        if blocker:
-            finish = max(finish, received[blocker])
+        free[rank] = max(finish, received[blocker]) if blocker else finish
         result = product_of(action, stage)
-        finished[result] = finish, rank
+        finished[result] = free[rank], rank
         if (taken := input_of(action, stage, schedule.num_stages)) is not None:
             received[taken] = start
         if link is not None:

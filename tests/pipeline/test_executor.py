@@ -1,4 +1,4 @@
-"""The executor on real processes: exact gradients for every schedule, memory as the table says, errors that surface."""
+"""The executor on real processes: exact gradients, memory as the table says, errors that surface."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from megalite.parallel.topology import Axis, build_topology
+from megalite.parallel.topology import build_topology
 from megalite.pipeline.executor import run_schedule
-from megalite.pipeline.links import build_links
+from megalite.pipeline.links import ChunkLinks, build_links
 from megalite.pipeline.schedule import Schedule, forward_only, gpipe, interleaved, one_f_one_b, v_stages
 from megalite.pipeline.simulation import in_flight_peaks
 from tests.pool import JobFailed, WorkerPool
@@ -63,21 +63,21 @@ def gradient_of(stage: Toy) -> torch.Tensor:
     return stage.weight.grad
 
 
-def pipeline_axis() -> Axis:
-    size = dist.get_world_size()
-    return Axis("pp", size, dist.get_rank(), dist.group.WORLD, tuple(range(size)))
+def links_of(schedule: Schedule) -> list[ChunkLinks]:
+    """One pipeline over all workers."""
+    return build_links(schedule, [range(dist.get_world_size())], CPU, timedelta(seconds=60))
 
 
 def train(schedules: list[Schedule]) -> list[tuple[list[torch.Tensor], dict[int, torch.Tensor], int]]:
-    """Run each schedule: this rank's losses, its gradients by stage, and the calls before the last backward."""
-    pp = pipeline_axis()
-    links = build_links(schedules[0], pp, CPU, timedelta(seconds=60))
+    """Run each schedule: this rank's losses, gradients by stage, and calls before the last backward."""
+    rank = dist.get_rank()
+    links = links_of(schedules[0])
     outcome = []
     for schedule in schedules:
-        chunks = {index: Toy(index, index == schedule.num_stages - 1) for index in schedule.stages[pp.rank]}
+        chunks = {index: Toy(index, index == schedule.num_stages - 1) for index in schedule.stages[rank]}
         calls: list[torch.Tensor | None] = []
         losses = run_schedule(
-            schedule[pp.rank],
+            schedule[rank],
             list(chunks.values()),
             batches(schedule.microbatches),
             links,
@@ -177,9 +177,9 @@ class Held:
 
 
 def count_activations(schedule: Schedule) -> tuple[int, int, int, int]:
-    """Peak of micro-batches whose saved tensors are alive, peak of received ones alive, and both after the run."""
-    pp = pipeline_axis()
-    toy = Toy(pp.rank, pp.rank == pp.size - 1)
+    """Micro-batches with living saved tensors and living inputs: both peaks, then both after the run."""
+    rank = dist.get_rank()
+    toy = Toy(rank, rank == dist.get_world_size() - 1)
     saved: weakref.WeakKeyDictionary[Held, int] = weakref.WeakKeyDictionary()
     inputs: weakref.WeakSet[Any] = weakref.WeakSet()
     peaks = [0, 0]
@@ -200,10 +200,10 @@ def count_activations(schedule: Schedule) -> tuple[int, int, int, int]:
         return output
 
     run_schedule(
-        schedule[pp.rank],
+        schedule[rank],
         stage,
         list(enumerate(batches(schedule.microbatches))),
-        build_links(schedule, pp, CPU, timedelta(seconds=60)),
+        links_of(schedule),
         hidden_shape=SHAPE,
         hidden_dtype=torch.float64,
         device=CPU,
@@ -222,21 +222,21 @@ def test_activations_live_as_long_as_the_table_says(pool: WorkerPool, schedule: 
 
 def evaluate(microbatches: int) -> tuple[list[torch.Tensor], bool]:
     """The last stage returns hidden states, not a loss: what generation does with logits."""
-    pp = pipeline_axis()
-    schedule = forward_only(pp.size, microbatches)
-    with_graph = []
+    rank = dist.get_rank()
+    schedule = forward_only(dist.get_world_size(), microbatches)
+    with_graph: list[bool] = []
 
     def stage(batch: torch.Tensor, hidden: torch.Tensor | None) -> torch.Tensor:
         output = toy(batch, hidden)
         with_graph.append(output.requires_grad)
         return output
 
-    toy = Toy(pp.rank, last=False)
+    toy = Toy(rank, last=False)
     results = run_schedule(
-        schedule[pp.rank],
+        schedule[rank],
         stage,
         batches(microbatches),
-        build_links(schedule, pp, CPU, timedelta(seconds=60)),
+        links_of(schedule),
         hidden_shape=SHAPE,
         hidden_dtype=torch.float64,
         device=CPU,
@@ -257,29 +257,29 @@ def test_forward_only_keeps_no_graph(pool: WorkerPool) -> None:
 
 def misbehave(fault: str) -> None:
     """Rank 1 of 3 does not do what its neighbours count on."""
-    pp = pipeline_axis()
-    toy = Toy(pp.rank, pp.rank == 2)
+    rank = dist.get_rank()
+    toy = Toy(rank, rank == 2)
 
     def stage(batch: torch.Tensor, hidden: torch.Tensor | None) -> torch.Tensor:
         output = toy(batch, hidden)
-        if fault == "raise" and pp.rank == 1:
+        if fault == "raise" and rank == 1:
             raise RuntimeError("this stage is broken")
-        if fault == "shape" and pp.rank == 1:
+        if fault == "shape" and rank == 1:
             return output[:-1]
-        if fault == "dtype" and pp.rank == 1:
+        if fault == "dtype" and rank == 1:
             return output.float()
-        if fault == "loss" and pp.rank == 2:
+        if fault == "loss" and rank == 2:
             return output.expand(4)
-        if fault == "constant" and pp.rank == 1:
+        if fault == "constant" and rank == 1:
             return toy.weight.sum().expand(SHAPE)
         return output
 
     schedule = one_f_one_b(3, 4)
     run_schedule(
-        schedule[pp.rank],
+        schedule[rank],
         stage,
         batches(4),
-        build_links(schedule, pp, CPU, timedelta(seconds=60)),
+        links_of(schedule),
         hidden_shape=SHAPE,
         hidden_dtype=torch.float64,
         device=CPU,
@@ -313,8 +313,7 @@ def nothing(batch: Any, hidden: torch.Tensor | None) -> torch.Tensor:
     ],
 )
 def test_tables_that_do_not_fit_are_refused(schedule: Schedule, count: int, message: str) -> None:
-    axis = Axis("pp")
-    links = build_links(one_f_one_b(1, 1), axis, CPU, timedelta(seconds=60))
+    links = build_links(one_f_one_b(1, 1), [[0]], CPU, timedelta(seconds=60))
     with pytest.raises(ValueError, match=message):
         run_schedule(
             schedule[0],
