@@ -88,11 +88,11 @@ class BlockLoadPlanner(LoadPlanner):
         problems = list(dict.fromkeys(problem for request in requests for problem in request.problems))
         parts = []
         if missing:
-            parts.append(f"{len(missing)} names are missing from it: {listing(missing)}")
+            parts.append(f"missing from it ({len(missing)}): {listing(missing)}")
         if unexpected:
-            parts.append(f"{len(unexpected)} names in it are not part of the model: {listing(unexpected)}")
+            parts.append(f"in it but not asked for ({len(unexpected)}): {listing(unexpected)}")
         if problems:
-            parts.append(f"{len(problems)} tensors differ: {listing(problems)}")
+            parts.append(f"different ({len(problems)}): {listing(problems)}")
         if parts:
             raise CheckpointError("the checkpoint does not fit: " + "; ".join(parts))
         holes = [

@@ -31,9 +31,10 @@ def save(
 ) -> Path:
     """Write `directory/iter_<iteration>` and record it as the latest; returns its path.
 
-    Every rank of the group calls this with its own blocks, which together must make whole tensors; blocks
-    that several ranks hold must be equal on all of them and are written by one. `state` is any JSON data,
-    taken from rank 0; `load` returns it with `"iteration"` added. It returns when everything is on the disk.
+    Every rank of the group calls this with its own blocks, which together must make whole tensors. What
+    several ranks hold is written by one of them; where their bits differ, the lowest rank's are saved and a
+    warning is logged. `state` is any JSON data, taken from rank 0; `load` gives it back with `"iteration"`
+    added. Returns when everything is on the disk.
 
     `group` carries the coordination (Python objects): a Gloo group keeps that on the CPU; None is the default
     group, which moves them through GPU memory if it has no CPU backend. Without any group it works alone.

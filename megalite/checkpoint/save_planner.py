@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -27,6 +28,8 @@ from megalite.checkpoint.block import Block, checksums
 from megalite.checkpoint.coverage import coverage_problem
 from megalite.checkpoint.errors import CheckpointError, listing
 
+logger = logging.getLogger(__name__)
+
 
 @dataclass(frozen=True)
 class Contribution:
@@ -38,7 +41,7 @@ class Contribution:
 
 @dataclass
 class Copies:
-    """One rectangle and the ranks that hold it."""
+    """One rectangle and the ranks that hold equal copies of it."""
 
     item: WriteItem
     checksum: int
@@ -89,13 +92,17 @@ class BlockSavePlanner(SavePlanner):
         iterations = [plan.planner_data.iteration for plan in all_plans]
         if len(set(iterations)) > 1:
             raise CheckpointError(f"ranks save different iterations: {iterations}")
-        tensors, problems = _collect(all_plans)
+        tensors, problems, drifted = _collect(all_plans)
         for name, copies in tensors.items():
             problem = coverage_problem(_tensor_data(copies[0].item).size, [copy.chunk for copy in copies])
             if problem is not None:
                 problems.append(f"{name}: {problem}")
         if problems:
             raise CheckpointError(f"the ranks' blocks do not make whole tensors: {listing(problems)}")
+
+        if drifted:
+            # Refusing would cost the user the whole run for what is often one rank's last bit.
+            logger.warning("replicas differ, the lowest rank's are saved: %s", listing(drifted))
 
         metadata = Metadata({}, planner_data={name: (name,) for name in tensors})
         indexed: list[Copies] = []
@@ -133,10 +140,11 @@ def assign(blocks: list[Copies], world_size: int) -> list[list[Copies]]:
     return written
 
 
-def _collect(plans: list[SavePlan]) -> tuple[dict[str, list[Copies]], list[str]]:
-    """The distinct rectangles of each tensor by name, and what the ranks disagree about."""
+def _collect(plans: list[SavePlan]) -> tuple[dict[str, list[Copies]], list[str], list[str]]:
+    """The distinct rectangles of each tensor by name, what cannot be saved, and which replicas differ."""
     tensors: dict[str, dict[tuple[torch.Size, torch.Size], Copies]] = {}
     problems: list[str] = []
+    drifted: list[str] = []
     for rank, plan in enumerate(plans):
         for item, checksum in zip(plan.items, plan.planner_data.checksums, strict=True):
             name, data = item.index.fqn, _tensor_data(item)
@@ -149,10 +157,10 @@ def _collect(plans: list[SavePlan]) -> tuple[dict[str, list[Copies]], list[str]]
                 continue
             copies = boxes.setdefault((data.chunk.offsets, data.chunk.sizes), Copies(item, checksum, []))
             if copies.checksum != checksum:
-                problems.append(f"{name}: the copies of rank {copies.ranks[0]} and rank {rank} differ")
-            if rank not in copies.ranks[-1:]:
+                drifted.append(f"{name} on rank {rank} from rank {copies.ranks[0]}")
+            elif rank not in copies.ranks[-1:]:
                 copies.ranks.append(rank)
-    return {name: list(tensors[name].values()) for name in sorted(tensors)}, problems
+    return {name: list(tensors[name].values()) for name in sorted(tensors)}, problems, drifted
 
 
 def _described(item: WriteItem) -> str:

@@ -79,7 +79,7 @@ def held_by(layout: Layout, rank: int, fill: bool) -> list[Held]:
     tp, dp, pp = layout.coordinates(rank)
     held: list[Held] = []
     for weight in weights():
-        if weight.layer >= 0 and weight.layer * layout.pp // LAYERS != pp or weight.layer < 0 < pp:
+        if (weight.layer >= 0 and weight.layer * layout.pp // LAYERS != pp) or weight.layer < 0 < pp:
             continue
         offsets, sizes = [0] * len(weight.shape), list(weight.shape)
         local_sizes = list(weight.shape)
@@ -123,7 +123,7 @@ def save_layout(directory: str, layout: Layout, iteration: int = 1) -> None:
 
 
 def load_layout(directories: list[str], layout: Layout) -> list[str]:
-    """Runs on every rank: load each checkpoint; returns the names of tensors that are not right to the bit."""
+    """Runs on every rank: load each checkpoint; the names of tensors that are not right to the bit."""
     wrong: list[str] = []
     for directory in directories:
         held = held_by(layout, dist.get_rank(), fill=False)

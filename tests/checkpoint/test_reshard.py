@@ -64,7 +64,8 @@ def test_replicas_are_written_once_and_share_the_work(pool: WorkerPool, tmp_path
 def test_plain_torch_loads_the_folder(saved: dict[Layout, Path], tmp_path: Path) -> None:
     folder = saved[Layout(tp=2, dp=2, pp=2)] / "iter_0000001"
     tensors = {weight.name: torch.zeros(weight.shape, dtype=weight.dtype) for weight in weights()}
-    dcp.load(tensors, checkpoint_id=folder, no_dist=True)
+    with pytest.warns(UserWarning, match="torch.distributed is disabled"):
+        dcp.load(tensors, checkpoint_id=folder)
     dcp_to_torch_save(folder, tmp_path / "whole.pt")
     whole = torch.load(tmp_path / "whole.pt", weights_only=True)
     for weight in weights():
@@ -106,7 +107,9 @@ def test_any_rectangles_load_from_any_others(
 def _blocks(tensor: torch.Tensor, boxes: list[Box]) -> list[Block]:
     """Views of a tensor, mostly not contiguous."""
     return [
-        Block("x", tensor.shape, tuple(start for start, _ in box), tensor[tuple(slice(*ends) for ends in box)])
+        Block(
+            "x", tensor.shape, tuple(start for start, _ in box), tensor[tuple(slice(*ends) for ends in box)]
+        )
         for box in boxes
     ]
 

@@ -1,0 +1,245 @@
+"""A save publishes a whole checkpoint or nothing, and says why on every rank."""
+
+from __future__ import annotations
+
+import io
+import logging
+import os
+import pkgutil
+import resource
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from megalite.checkpoint import Block, CheckpointError, list_checkpoints, load, read_state, save
+from tests.pool import JobFailed, WorkerPool
+
+TRACKER = "latest_checkpointed_iteration.txt"
+
+
+def vector(value: float, size: int = 4) -> list[Block]:
+    """A whole tensor `x` filled with a value."""
+    return [Block("x", (size,), (0,), torch.full((size,), value))]
+
+
+def value_of(directory: Path, iteration: int | None = None) -> float:
+    """The value that a saved `vector` was filled with."""
+    blocks = vector(-1.0)
+    load(directory, blocks, iteration)
+    assert len(set(blocks[0].tensor.tolist())) == 1
+    return float(blocks[0].tensor[0])
+
+
+def entries(directory: Path) -> list[str]:
+    return sorted(path.name for path in directory.iterdir())
+
+
+def test_state_comes_back_equal(tmp_path: Path) -> None:
+    state = {"consumed_samples": 2**60 + 1, "scheduler": {"lr": 0.1 + 0.2}, "names": ["ü", None, True]}
+    path = save(tmp_path, 7, vector(1.0), state)
+    assert path == tmp_path / "iter_0000007"
+    assert load(tmp_path, vector(0.0)) == {**state, "iteration": 7}
+    assert read_state(tmp_path, 7) == {**state, "iteration": 7}
+
+
+@pytest.mark.parametrize("state", [{"loss": float("nan")}, {"by_rank": {0: 1}}, {"tensor": torch.ones(1)}])
+def test_state_that_json_cannot_keep_is_refused(tmp_path: Path, state: dict[str, Any]) -> None:
+    with pytest.raises(CheckpointError):
+        save(tmp_path, 1, vector(1.0), state)
+    assert entries(tmp_path) == []
+
+
+def test_directory_after_saves(tmp_path: Path) -> None:
+    save(tmp_path / "new", 100, vector(1.0), {})
+    save(tmp_path / "new", 200, vector(2.0), {})
+    assert entries(tmp_path / "new") == ["iter_0000100", "iter_0000200", TRACKER]
+    assert (tmp_path / "new" / TRACKER).read_text() == "200\n"
+    assert list_checkpoints(tmp_path / "new") == [100, 200]
+    assert [value_of(tmp_path / "new", n) for n in (100, 200)] == [1.0, 2.0]
+
+
+def test_the_same_iteration_is_replaced(tmp_path: Path) -> None:
+    save(tmp_path, 100, vector(1.0), {})
+    save(tmp_path, 100, vector(2.0), {})
+    assert entries(tmp_path) == ["iter_0000100", TRACKER]
+    assert value_of(tmp_path) == 2.0
+
+
+def test_leftovers_are_ignored_then_removed(tmp_path: Path) -> None:
+    save(tmp_path, 100, vector(1.0), {})
+    (tmp_path / ".iter_0000200.tmp-0123abcd").mkdir()
+    (tmp_path / ".iter_0000200.tmp-0123abcd" / "__0_0.distcp").write_bytes(b"part")
+    assert value_of(tmp_path) == 1.0
+    save(tmp_path, 300, vector(3.0), {})
+    assert entries(tmp_path) == ["iter_0000100", "iter_0000300", TRACKER]
+
+
+def pieces(rank: int) -> list[Block]:
+    """`x` of 8 elements in two halves, one a rank, and `y`, a replica on both."""
+    return [
+        Block("x", (8,), (4 * rank,), torch.full((4,), float(rank))),
+        Block("y", (2,), (0,), torch.ones(2)),
+    ]
+
+
+def hole(rank: int) -> list[Block]:
+    return pieces(rank) if rank == 0 else pieces(rank)[1:]
+
+
+def overlap(rank: int) -> list[Block]:
+    return [*pieces(rank), Block("x", (8,), (3,), torch.ones(2))] if rank == 0 else pieces(rank)
+
+
+def dtypes(rank: int) -> list[Block]:
+    y = torch.ones(2, dtype=(torch.float32, torch.bfloat16)[rank])
+    return [pieces(rank)[0], Block("y", (2,), (0,), y)]
+
+
+def outside(rank: int) -> list[Block]:
+    return [*pieces(rank), Block("z", (3,), (2,), torch.ones(2))]
+
+
+def raising(rank: int) -> Iterator[Block]:
+    yield from pieces(rank)
+    if rank == 1:
+        raise KeyError("no such moment")
+
+
+def save_blocks(directory: str, make: Callable[[int], list[Block]], iteration: int = 1) -> str:
+    """Runs on every rank: the error of a save, or an empty string."""
+    try:
+        save(directory, iteration, make(dist.get_rank()), {})
+    except CheckpointError as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (hole, "x: only 4 of 8 elements of shape (8,) are held by any rank"),
+        (overlap, "x: blocks [0:4] and [3:5] overlap"),
+        (dtypes, "y: shape (2,) torch.float32 on rank 0, shape (2,) torch.bfloat16 on rank 1"),
+        (outside, "z: local shape (2,) at offsets (2,) exceeds global shape (3,)"),
+        (raising, "rank 1: KeyError: 'no such moment'"),
+    ],
+)
+def test_blocks_that_are_not_whole_tensors(
+    pool: WorkerPool, tmp_path: Path, make: Callable[[int], list[Block]], message: str
+) -> None:
+    messages = pool.run(2, save_blocks, str(tmp_path), make)
+    assert messages[0] == messages[1]
+    assert message in messages[0]
+    assert entries(tmp_path) == []
+
+
+def save_drifted(directory: str) -> str:
+    """Runs on every rank: save a replica whose last bit differs on rank 1; what is logged."""
+    blocks = pieces(dist.get_rank())
+    blocks[1].tensor[0] += 2.0**-23 * dist.get_rank()
+    stream = io.StringIO()
+    handler, logger = logging.StreamHandler(stream), logging.getLogger("megalite.checkpoint")
+    logger.addHandler(handler)
+    try:
+        save(directory, 1, blocks, {})
+    finally:
+        logger.removeHandler(handler)
+    return stream.getvalue()
+
+
+def test_replicas_that_differ_are_reported_and_saved_from_the_lowest_rank(
+    pool: WorkerPool, tmp_path: Path
+) -> None:
+    logged = pool.run(2, save_drifted, str(tmp_path))
+    assert logged == ["replicas differ, the lowest rank's are saved: y on rank 1 from rank 0\n", ""]
+    x, y = torch.zeros(8), torch.zeros(2)
+    load(tmp_path, [Block("x", (8,), (0,), x), Block("y", (2,), (0,), y)])
+    assert torch.equal(y, torch.ones(2))
+
+
+def save_two_iterations(directory: str) -> str:
+    return save_blocks(directory, pieces, iteration=1 + dist.get_rank())
+
+
+def test_ranks_that_disagree_about_the_iteration(pool: WorkerPool, tmp_path: Path) -> None:
+    messages = pool.run(2, save_two_iterations, str(tmp_path))
+    assert all("ranks save different iterations: [1, 2]" in message for message in messages)
+
+
+def save_with_full_disk(directory: str) -> str:
+    """Rank 1 may not write files of more than 4 KiB, as if its disk were full."""
+    size = 100_000
+    block = Block("x", (2 * size,), (size * dist.get_rank(),), torch.ones(size))
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    if dist.get_rank() == 1:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (4096, hard))
+    try:
+        save(directory, 200, [block], {})
+    except CheckpointError as error:
+        return str(error)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        signal.signal(signal.SIGXFSZ, handler)
+    return ""
+
+
+def test_a_full_disk_on_one_rank_is_an_error_on_all(pool: WorkerPool, tmp_path: Path) -> None:
+    save(tmp_path, 100, vector(1.0), {})
+    messages = pool.run(2, save_with_full_disk, str(tmp_path))
+    assert messages[0] == messages[1]
+    assert "cannot write to" in messages[0]
+    assert "File too large" in messages[0]
+    assert entries(tmp_path) == ["iter_0000100", TRACKER]
+    assert value_of(tmp_path) == 1.0
+
+
+def save_and_die(directory: str, iteration: int, rank: int, where: str, calls: int) -> None:
+    """Save 2.0; a rank is gone at its n-th call of a function, as if it had been killed there."""
+    original = pkgutil.resolve_name(where)
+    left = calls
+
+    def dying(*args: object, **options: object) -> object:
+        nonlocal left
+        left -= 1
+        if left == 0:
+            os._exit(9)
+        return original(*args, **options)
+
+    if dist.get_rank() == rank:
+        patch(where, dying).start()
+    save(directory, iteration, [Block("x", (4,), (2 * dist.get_rank(),), torch.full((2,), 2.0))], {})
+
+
+DEATHS = [
+    pytest.param(1, "torch.save", 1, id="while writing tensors"),
+    pytest.param(0, "pathlib.Path.rename", 2, id="before it is published"),
+    pytest.param(0, "pathlib.Path.replace", 1, id="before it is recorded"),
+]
+
+
+@pytest.mark.parametrize(("rank", "where", "calls"), DEATHS)
+def test_killed_during_save_leaves_the_previous_one(
+    pool: WorkerPool, tmp_path: Path, rank: int, where: str, calls: int
+) -> None:
+    save(tmp_path, 100, vector(1.0), {})
+    with pytest.raises(JobFailed, match="exit code 9"):
+        pool.run(2, save_and_die, str(tmp_path), 200, rank, where, calls)
+    assert value_of(tmp_path) == 1.0
+    save(tmp_path, 200, vector(3.0), {})
+    assert entries(tmp_path) == ["iter_0000100", "iter_0000200", TRACKER]
+    assert value_of(tmp_path) == 3.0
+
+
+def test_killed_between_the_renames_of_a_replacement(pool: WorkerPool, tmp_path: Path) -> None:
+    save(tmp_path, 100, vector(1.0), {})
+    with pytest.raises(JobFailed, match="exit code 9"):
+        pool.run(2, save_and_die, str(tmp_path), 100, 0, "pathlib.Path.rename", 3)
+    assert not (tmp_path / "iter_0000100").exists()
+    assert value_of(tmp_path) == 1.0
