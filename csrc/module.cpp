@@ -4,8 +4,12 @@
 namespace py = pybind11;
 
 void bind_adamw(py::module_& module);
+void bind_index_builders(py::module_& module);
+void bind_indexed_dataset(py::module_& module);
 
 PYBIND11_MODULE(_C, module) {
     module.doc() = "C++ parts of megalite; NumPy arrays in and out.";
     bind_adamw(module);
+    bind_indexed_dataset(module);
+    bind_index_builders(module);
 }

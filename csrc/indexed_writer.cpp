@@ -1,0 +1,165 @@
+// Streaming writer of Megatron's indexed dataset; see indexed_writer.h.
+#include "indexed_writer.h"
+
+#include <algorithm>
+#include <cerrno>
+
+OutputFile::OutputFile(const std::string &path, int64_t keep) : path_(path), buffer_(kCapacity) {
+    const int create = keep < 0 ? O_CREAT | O_TRUNC : 0;
+    descriptor_ = ::open(path.c_str(), O_RDWR | O_CLOEXEC | create, 0666);
+    if (descriptor_ < 0) fail(path, ": cannot be opened for writing: ", std::strerror(errno));
+    if (keep < 0) return;
+    struct stat status;
+    if (::fstat(descriptor_, &status) != 0 || status.st_size < keep) {
+        ::close(descriptor_);
+        fail(path, ": expected at least the ", keep, " bytes of the interrupted run, found ", status.st_size);
+    }
+    if (::ftruncate(descriptor_, keep) != 0 || ::lseek(descriptor_, keep, SEEK_SET) != keep) {
+        ::close(descriptor_);
+        fail(path, ": cannot be cut to ", keep, " bytes: ", std::strerror(errno));
+    }
+}
+
+OutputFile::~OutputFile() {
+    if (descriptor_ >= 0) ::close(descriptor_);
+}
+
+uint8_t *OutputFile::reserve(uint64_t bytes) {
+    if (used_ + bytes > kCapacity) flush(false);
+    return buffer_.data() + used_;
+}
+
+void OutputFile::write(const void *data, uint64_t bytes) {
+    const uint8_t *source = static_cast<const uint8_t *>(data);
+    while (bytes > 0) {
+        const uint64_t part = std::min(bytes, kCapacity);
+        std::memcpy(reserve(part), source, part);
+        commit(part);
+        source += part;
+        bytes -= part;
+    }
+}
+
+void OutputFile::write_out(const uint8_t *data, uint64_t bytes) {
+    while (bytes > 0) {
+        const ssize_t written = ::write(descriptor_, data, bytes);
+        if (written < 0 && errno == EINTR) continue;
+        if (written <= 0) fail(path_, ": cannot be written: ", std::strerror(errno));
+        data += written;
+        bytes -= static_cast<uint64_t>(written);
+    }
+}
+
+void OutputFile::flush(bool sync) {
+    const uint64_t bytes = used_;
+    used_ = 0;
+    write_out(buffer_.data(), bytes);
+    if (sync && ::fsync(descriptor_) != 0) fail(path_, ": cannot be synced to disk: ", std::strerror(errno));
+}
+
+void OutputFile::write_at(uint64_t position, const void *data, uint64_t bytes) {
+    if (::pwrite(descriptor_, data, bytes, static_cast<off_t>(position)) != static_cast<ssize_t>(bytes))
+        fail(path_, ": cannot be written: ", std::strerror(errno));
+}
+
+void OutputFile::read_at(uint64_t position, void *data, uint64_t bytes) const {
+    uint8_t *target = static_cast<uint8_t *>(data);
+    while (bytes > 0) {
+        const ssize_t got = ::pread(descriptor_, target, bytes, static_cast<off_t>(position));
+        if (got < 0 && errno == EINTR) continue;
+        if (got <= 0) fail(path_, ": cannot be read back: ", got == 0 ? "it has become shorter" : std::strerror(errno));
+        target += got;
+        position += static_cast<uint64_t>(got);
+        bytes -= static_cast<uint64_t>(got);
+    }
+}
+
+void OutputFile::close() {
+    if (descriptor_ >= 0 && ::close(descriptor_) != 0) {
+        descriptor_ = -1;
+        fail(path_, ": cannot be closed: ", std::strerror(errno));
+    }
+    descriptor_ = -1;
+}
+
+namespace {
+
+int64_t kept(const WriterState *resume, int64_t bytes) { return resume == nullptr ? -1 : bytes; }
+
+} // namespace
+
+IndexedWriter::IndexedWriter(const std::string &prefix, const std::string &dtype, const WriterState *resume)
+    : prefix_(prefix), type_(token_type(dtype)), state_(resume == nullptr ? WriterState() : *resume),
+      bin_(partial(prefix + ".bin"), kept(resume, state_.tokens * static_cast<int64_t>(type_.bytes))),
+      idx_(partial(prefix + ".idx"), kept(resume, static_cast<int64_t>(kHeaderBytes) + 4 * state_.sequences)),
+      boundaries_(partial(prefix + ".boundaries"), kept(resume, 8 * state_.documents)) {
+    if (resume == nullptr) {
+        const uint8_t place[kHeaderBytes] = {};
+        idx_.write(place, kHeaderBytes);
+    } else if (state_.documents > 0) {
+        boundaries_.read_at(8 * static_cast<uint64_t>(state_.documents - 1), &boundary_, 8);
+    }
+}
+
+void IndexedWriter::add_sequences(const int32_t *lengths, uint64_t count) {
+    idx_.write(lengths, 4 * count);
+    state_.sequences += static_cast<int64_t>(count);
+}
+
+void IndexedWriter::add_documents(const int64_t *sequences_each, uint64_t count) {
+    for (uint64_t i = 0; i < count; ++i) {
+        boundary_ += sequences_each[i];
+        boundaries_.write(&boundary_, 8);
+    }
+    state_.documents += static_cast<int64_t>(count);
+}
+
+void IndexedWriter::flush(bool sync) {
+    bin_.flush(sync);
+    idx_.flush(sync);
+    boundaries_.flush(sync);
+}
+
+void IndexedWriter::publish(bool sync) {
+    flush(false);
+    const uint64_t sequences = static_cast<uint64_t>(state_.sequences), documents = static_cast<uint64_t>(state_.documents);
+    constexpr uint64_t kChunk = 1 << 15;
+    std::vector<int32_t> lengths(kChunk);
+    std::vector<int64_t> numbers(kChunk);
+    int64_t offset = 0;
+    for (uint64_t first = 0; first < sequences; first += kChunk) {
+        const uint64_t count = std::min(kChunk, sequences - first);
+        idx_.read_at(kHeaderBytes + 4 * first, lengths.data(), 4 * count);
+        for (uint64_t i = 0; i < count; ++i) {
+            numbers[i] = offset;
+            offset += static_cast<int64_t>(lengths[i]) * static_cast<int64_t>(type_.bytes);
+        }
+        idx_.write(numbers.data(), 8 * count);
+    }
+    const int64_t start = 0;
+    idx_.write(&start, 8);
+    for (uint64_t first = 0; first < documents; first += kChunk) {
+        const uint64_t count = std::min(kChunk, documents - first);
+        boundaries_.read_at(8 * first, numbers.data(), 8 * count);
+        idx_.write(numbers.data(), 8 * count);
+    }
+    idx_.flush(false);
+
+    uint8_t header[kHeaderBytes];
+    const uint64_t entries = documents + 1;
+    std::memcpy(header, kMagic, sizeof(kMagic));
+    std::memcpy(header + 9, &kVersion, 8);
+    header[17] = static_cast<uint8_t>(type_.code);
+    std::memcpy(header + 18, &sequences, 8);
+    std::memcpy(header + 26, &entries, 8);
+    idx_.write_at(0, header, kHeaderBytes);
+    bin_.flush(sync);
+    idx_.flush(sync);
+    bin_.close();
+    idx_.close();
+    boundaries_.close();
+    for (const char *name : {".bin", ".idx"}) // the .idx last: without it there is no dataset
+        if (std::rename(partial(prefix_ + name).c_str(), (prefix_ + name).c_str()) != 0)
+            fail(prefix_, name, ": cannot be given its final name: ", std::strerror(errno));
+    std::remove(boundaries_.path().c_str());
+}

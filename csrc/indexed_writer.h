@@ -1,0 +1,74 @@
+// Streaming writer of Megatron's indexed dataset. Memory is bounded by its buffers whatever the corpus; the files carry their
+// final names only once they are complete.
+#pragma once
+
+#include <cstdint>
+#include <cstdio>
+#include <string>
+#include <vector>
+
+#include "indexed_dataset.h"
+
+// A file written from front to back through one buffer.
+class OutputFile {
+  public:
+    // Creates `path`, or with keep >= 0 opens it and cuts it to that many bytes.
+    OutputFile(const std::string &path, int64_t keep);
+    ~OutputFile();
+    OutputFile(const OutputFile &) = delete;
+    OutputFile &operator=(const OutputFile &) = delete;
+
+    uint8_t *reserve(uint64_t bytes); // room for at most kCapacity bytes, to be filled before `commit`
+    void commit(uint64_t bytes) { used_ += bytes; }
+    void write(const void *data, uint64_t bytes);
+    void flush(bool sync);
+    void write_at(uint64_t position, const void *data, uint64_t bytes); // after a flush
+    void read_at(uint64_t position, void *data, uint64_t bytes) const;  // of what was flushed
+    void close();
+    const std::string &path() const { return path_; }
+
+    static constexpr uint64_t kCapacity = 1 << 20;
+
+  private:
+    void write_out(const uint8_t *data, uint64_t bytes);
+
+    std::string path_;
+    int descriptor_ = -1;
+    std::vector<uint8_t> buffer_;
+    uint64_t used_ = 0;
+};
+
+struct WriterState { // what has been written so far
+    int64_t tokens = 0, sequences = 0, documents = 0;
+};
+
+class IndexedWriter {
+  public:
+    // `resume`: continue the partial files after this much of them, as an earlier flush() reported it; nullptr starts anew.
+    IndexedWriter(const std::string &prefix, const std::string &dtype, const WriterState *resume);
+
+    const TokenType &type() const { return type_; }
+    const WriterState &state() const { return state_; }
+
+    // Appends tokens in this type's own representation.
+    uint8_t *reserve_tokens(uint64_t count) { return bin_.reserve(count * type_.bytes); }
+    void commit_tokens(uint64_t count) {
+        bin_.commit(count * type_.bytes);
+        state_.tokens += static_cast<int64_t>(count);
+    }
+    void add_sequences(const int32_t *lengths, uint64_t count);
+    void add_documents(const int64_t *sequences_each, uint64_t count);
+    // Everything so far is in the files, and on the disk if `sync`.
+    void flush(bool sync);
+    // Completes the .idx and gives both files their final names; with `sync` they are on the disk before that.
+    void publish(bool sync);
+
+    static std::string partial(const std::string &path) { return path + ".partial"; }
+
+  private:
+    std::string prefix_;
+    const TokenType &type_;
+    WriterState state_;
+    int64_t boundary_ = 0; // where the last document ends
+    OutputFile bin_, idx_, boundaries_; // idx_ holds the header's place and the lengths until publish() adds the rest
+};

@@ -1,0 +1,50 @@
+// A whole file mapped read-only into memory; unmapped when its last owner goes.
+#pragma once
+
+#include <cerrno>
+#include <cstdint>
+#include <cstring>
+#include <fcntl.h>
+#include <string>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "data_error.h"
+
+class MappedFile {
+  public:
+    explicit MappedFile(const std::string &path) : path_(path) {
+        const int descriptor = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+        if (descriptor < 0) fail(path, ": cannot be opened: ", std::strerror(errno));
+        struct stat status;
+        if (::fstat(descriptor, &status) != 0 || !S_ISREG(status.st_mode)) {
+            ::close(descriptor);
+            fail(path, ": expected a regular file");
+        }
+        size_ = static_cast<uint64_t>(status.st_size);
+        if (size_ > 0) {
+            void *address = ::mmap(nullptr, size_, PROT_READ, MAP_SHARED, descriptor, 0);
+            const int error = errno;
+            ::close(descriptor);
+            if (address == MAP_FAILED) fail(path, ": cannot be mapped into memory: ", std::strerror(error));
+            data_ = static_cast<const uint8_t *>(address);
+        } else {
+            ::close(descriptor);
+        }
+    }
+    ~MappedFile() {
+        if (data_ != nullptr) ::munmap(const_cast<uint8_t *>(data_), size_);
+    }
+    MappedFile(const MappedFile &) = delete;
+    MappedFile &operator=(const MappedFile &) = delete;
+
+    const uint8_t *data() const { return data_; }
+    uint64_t size() const { return size_; }
+    const std::string &path() const { return path_; }
+
+  private:
+    std::string path_;
+    const uint8_t *data_ = nullptr;
+    uint64_t size_ = 0;
+};

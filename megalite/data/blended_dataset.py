@@ -1,0 +1,127 @@
+"""Several datasets mixed by weight: sample i comes from the dataset whose count lags most behind its share
+of i.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from megalite import _C
+
+from .errors import DataError
+from .gpt_dataset import GPTDataset, Piece
+from .index_cache import ArraySpec, cached_arrays
+
+# Megatron builds each dataset this much longer than its share, so that rounding never exhausts it.
+SURPLUS = 0.005
+
+
+def normalize(weights: Sequence[float]) -> list[float]:
+    """Weights that sum to 1, by NumPy's float64 sum as in Megatron-LM (the blend depends on the last bit)."""
+    array = np.array(weights, dtype=np.float64)
+    return [float(weight) for weight in array / array.sum()]
+
+
+def samples_per_dataset(weights: Sequence[float], size: int) -> list[int]:
+    """How many samples of a blend of ``size`` each dataset is meant to give; they may sum to more than
+    ``size``.
+    """
+    return [math.ceil(size * weight) for weight in weights]
+
+
+def with_surplus(samples: int) -> int:
+    """How many samples are built to give ``samples``."""
+    return math.ceil(samples * (1 + SURPLUS))
+
+
+def blend_index(weights: Sequence[float], size: int) -> tuple[np.ndarray, np.ndarray]:
+    """For each of ``size`` samples its dataset, int16, and its number in that dataset, int64; weights sum
+    to 1.
+    """
+    datasets, samples = np.empty(size, dtype=np.int16), np.empty(size, dtype=np.int64)
+    _C.fill_blend(datasets, samples, np.array(weights, dtype=np.float64))
+    return datasets, samples
+
+
+def exhaustive_blend_index(sizes: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
+    """Like ``blend_index``, but each dataset once from end to end, mixed in proportion to the sizes."""
+    total = sum(sizes)
+    datasets, samples = np.empty(total, dtype=np.int16), np.empty(total, dtype=np.int64)
+    _C.fill_exhaustive_blend(datasets, samples, np.array(sizes, dtype=np.int64))
+    return datasets, samples
+
+
+class BlendedDataset:
+    """A mix of datasets; sample k is a pure function of the weights, the size and k."""
+
+    def __init__(
+        self, datasets: Sequence[GPTDataset], dataset_index: np.ndarray, dataset_sample_index: np.ndarray
+    ) -> None:
+        """``dataset_index`` int16 and ``dataset_sample_index`` int64, both (samples,).
+
+        Raises DataError when a dataset is asked for more samples than it has.
+        """
+        self.datasets = list(datasets)
+        self.seq_length = datasets[0].seq_length
+        self.dataset_index = dataset_index
+        self.dataset_sample_index = dataset_sample_index
+        counts = np.bincount(dataset_index, minlength=len(self.datasets))
+        for dataset, count in zip(self.datasets, counts, strict=True):
+            if count > len(dataset):
+                raise DataError(
+                    f"{dataset.prefix}: the blend asks for {count} samples, but it has {len(dataset)}"
+                )
+        self._readers = [dataset.reader for dataset in self.datasets]
+
+    def __len__(self) -> int:
+        return len(self.dataset_index)
+
+    def read(self, samples: np.ndarray, out: np.ndarray) -> None:
+        """Row i of ``out``, int64 (n, seq_length + 1), becomes sample ``samples[i]`` of the mix."""
+        if len(samples) and not (samples.min() >= 0 and samples.max() < len(self)):
+            raise DataError(
+                f"samples {samples.min()} to {samples.max()} asked for, but the blend has {len(self)}"
+            )
+        _C.read_samples(
+            self._readers,
+            self.dataset_index[samples].astype(np.int64),
+            self.dataset_sample_index[samples],
+            out,
+        )
+
+    def pieces(self, sample: int) -> list[Piece]:
+        """Where the tokens of ``sample`` come from."""
+        return self.datasets[int(self.dataset_index[sample])].pieces(int(self.dataset_sample_index[sample]))
+
+    def consumed(self, samples: int) -> dict[str, int]:
+        """How many of the first ``samples`` came from each dataset, by prefix."""
+        counts = np.bincount(self.dataset_index[:samples], minlength=len(self.datasets))
+        totals: dict[str, int] = {}
+        for dataset, count in zip(self.datasets, counts, strict=True):
+            totals[dataset.prefix] = totals.get(dataset.prefix, 0) + int(count)
+        return totals
+
+
+def cached_blend_index(
+    cache: Path | None, weights: Sequence[float], size: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """``blend_index`` kept in the folder ``cache``, or built in memory for None."""
+    if cache is None:
+        return blend_index(weights, size)
+    specs = [
+        ArraySpec("dataset_index", np.dtype(np.int16), (size,)),
+        ArraySpec("dataset_sample_index", np.dtype(np.int64), (size,)),
+    ]
+    description: dict[str, object] = {
+        "kind": "blend",
+        "weights": [weight.hex() for weight in weights],
+        "size": size,
+    }
+    datasets, samples = cached_arrays(
+        cache, description, specs, lambda made: _C.fill_blend(*made, np.array(weights, dtype=np.float64))
+    )
+    return datasets, samples

@@ -1,0 +1,261 @@
+"""Builds the training, validation and test datasets that a configuration names."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+import numpy as np
+
+from megalite.config.blend import Blend, parse_blend, read_data_args
+
+from .blended_dataset import (
+    BlendedDataset,
+    cached_blend_index,
+    exhaustive_blend_index,
+    normalize,
+    samples_per_dataset,
+    with_surplus,
+)
+from .errors import DataError
+from .gpt_dataset import GPTDataset, Piece, default_cache
+from .indexed_dataset import IndexedDataset, open_dataset
+from .mock_dataset import MockDataset
+from .sample_plan import plan_samples
+from .splits import SPLIT_NAMES, WHOLE, Share, document_range, split_shares
+
+BUILDER_THREADS = 8
+
+
+class DataSettings(Protocol):
+    """The fields of the data configuration that decide what is read."""
+
+    @property
+    def data_path(self) -> Sequence[str]: ...
+    @property
+    def train_data_path(self) -> Sequence[str]: ...
+    @property
+    def valid_data_path(self) -> Sequence[str]: ...
+    @property
+    def test_data_path(self) -> Sequence[str]: ...
+    @property
+    def data_args_path(self) -> str | None: ...
+    @property
+    def split(self) -> str: ...
+    @property
+    def data_cache_path(self) -> str | None: ...
+    @property
+    def mock_data(self) -> bool: ...
+    @property
+    def reset_position_ids(self) -> bool: ...
+    @property
+    def reset_attention_mask(self) -> bool: ...
+    @property
+    def eod_mask_loss(self) -> bool: ...
+
+
+class Vocabulary(Protocol):
+    """What a dataset needs to know of the tokenizer."""
+
+    @property
+    def vocab_size(self) -> int: ...
+    @property
+    def eod(self) -> int: ...
+
+
+class SampleSource(Protocol):
+    """A finite list of samples of seq_length + 1 tokens, each a pure function of its number."""
+
+    @property
+    def seq_length(self) -> int: ...
+    def __len__(self) -> int: ...
+    def read(self, samples: np.ndarray, out: np.ndarray) -> None: ...
+    def pieces(self, sample: int) -> list[Piece]: ...
+    def consumed(self, samples: int) -> dict[str, int]: ...
+
+
+@dataclass(frozen=True)
+class DocumentRules:
+    """What the end-of-document token means inside a sample."""
+
+    eod: int
+    reset_position_ids: bool = False
+    reset_attention_mask: bool = False
+    eod_mask_loss: bool = False
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """Samples together with the rules by which the loader turns them into batches."""
+
+    samples: SampleSource
+    rules: DocumentRules
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+
+class Splits(NamedTuple):
+    """A dataset for each purpose; None where the split has no width or nothing is wanted of it."""
+
+    train: Dataset | None
+    valid: Dataset | None
+    test: Dataset | None
+
+
+def build_datasets(
+    data: DataSettings,
+    tokenizer: Vocabulary,
+    seq_length: int,
+    seed: int,
+    sample_counts: Sequence[int],
+) -> Splits:
+    """The datasets for (train, valid, test) with at least ``sample_counts`` samples each.
+
+    Raises DataError, before any training, for missing, malformed, empty or too small data.
+    """
+    rules = DocumentRules(
+        tokenizer.eod, data.reset_position_ids, data.reset_attention_mask, data.eod_mask_loss
+    )
+    if data.mock_data:
+        mock = [
+            MockDataset(tokenizer.vocab_size, seq_length, seed + i, n) for i, n in enumerate(sample_counts)
+        ]
+        return Splits(*(Dataset(source, rules) if len(source) else None for source in mock))
+    sources = build_sample_sources(
+        data, seq_length, seed, [count or None for count in sample_counts], sample_counts
+    )
+    for name, source, count in zip(SPLIT_NAMES, sources, sample_counts, strict=True):
+        if source is not None and len(source) < count:
+            raise DataError(
+                f"{name} split: {count} samples are wanted, but datasets without weights are read once, "
+                f"which gives "
+                f"{len(source)}; give each a weight (--data-path 1 A 1 B), so that they repeat, or ask for "
+                f"fewer"
+            )
+    return Splits(*(None if source is None else Dataset(source, rules) for source in sources))
+
+
+def build_sample_sources(
+    data: DataSettings,
+    seq_length: int,
+    seed: int,
+    sizes: Sequence[int | None],
+    wanted: Sequence[int | None],
+) -> list[SampleSource | None]:
+    """The samples of each split: ``sizes`` of them, one epoch for None; a split of which 0 are ``wanted``
+    is left out.
+    """
+    builder = _Builder(seq_length, seed, Path(data.data_cache_path) if data.data_cache_path else None)
+    sources: list[SampleSource | None] = []
+    for name, blend, share, size, want in zip(
+        SPLIT_NAMES, _blends(data), _shares(data), sizes, wanted, strict=True
+    ):
+        sources.append(
+            None if blend is None or share is None or want == 0 else builder.build(name, blend, share, size)
+        )
+    return sources
+
+
+def _blends(data: DataSettings) -> list[Blend | None]:
+    """The blend of each split."""
+    per_split = [
+        ("--train-data-path", data.train_data_path),
+        ("--valid-data-path", data.valid_data_path),
+        ("--test-data-path", data.test_data_path),
+    ]
+    if any(values for _, values in per_split):
+        blends = [_blend(flag, values) if values else None for flag, values in per_split]
+        # As in Megatron-LM: here, but not under --data-path, the weight of a single dataset means nothing.
+        return [Blend(b.prefixes, None) if b is not None and len(b.prefixes) == 1 else b for b in blends]
+    if data.data_args_path is not None:
+        flag = f"--data-args-path {data.data_args_path}"
+        try:
+            values: Sequence[str] = read_data_args(data.data_args_path)
+        except (OSError, UnicodeDecodeError) as error:
+            raise DataError(f"{flag}: cannot be read: {error}") from None
+        blend = _blend(flag, values)
+    else:
+        blend = _blend("--data-path", data.data_path)
+    return [blend] * 3
+
+
+def _blend(flag: str, values: Sequence[str]) -> Blend:
+    if not values:
+        raise DataError(f"{flag}: no data; give --data-path PREFIX (of a .bin and .idx pair), or --mock-data")
+    try:
+        return parse_blend(values)
+    except ValueError as error:
+        raise DataError(f"{flag}: {error}; expected PREFIX ... or WEIGHT PREFIX WEIGHT PREFIX ...") from None
+
+
+def _shares(data: DataSettings) -> Sequence[Share | None]:
+    """The documents of each split, as fractions of a dataset."""
+    if data.train_data_path or data.valid_data_path or data.test_data_path:
+        return [WHOLE] * 3
+    return split_shares(data.split)
+
+
+class _Builder:
+    """Builds splits, opening each dataset once."""
+
+    def __init__(self, seq_length: int, seed: int, cache: Path | None) -> None:
+        self.seq_length = seq_length
+        self.seed = seed
+        self.cache = cache
+        self.opened: dict[str, IndexedDataset] = {}
+
+    def build(self, name: str, blend: Blend, share: Share, size: int | None) -> SampleSource:
+        if len(blend.prefixes) == 1 and (blend.weights is None or size is None):
+            return self._dataset(blend.prefixes[0], share, size)
+        if blend.weights is None:
+            datasets = self._datasets(blend.prefixes, share, [None] * len(blend.prefixes))
+            lengths = [len(dataset) for dataset in datasets]
+            if sum(lengths) == 0:
+                raise DataError(
+                    f"{name} split: none of the {len(datasets)} datasets holds one whole sample of "
+                    f"{self.seq_length} tokens"
+                )
+            if size is None:
+                return BlendedDataset(datasets, *exhaustive_blend_index(lengths))
+            return BlendedDataset(
+                datasets, *cached_blend_index(self.cache, normalize(lengths), min(size, sum(lengths)))
+            )
+        if size is None:
+            raise DataError(
+                f"{name} split: a blend with weights has no natural length; say how many samples are wanted"
+            )
+        weights = normalize(blend.weights)
+        targets = samples_per_dataset(weights, size)
+        datasets_of, samples_of = cached_blend_index(self.cache, normalize(weights), sum(targets))
+        # Rounding may draw a dataset more often than its share: what is drawn is built, whatever the weights.
+        drawn = np.bincount(datasets_of, minlength=len(targets))
+        needed = [max(with_surplus(target), int(count)) for target, count in zip(targets, drawn, strict=True)]
+        return BlendedDataset(self._datasets(blend.prefixes, share, needed), datasets_of, samples_of)
+
+    def _datasets(
+        self, prefixes: Sequence[str], share: Share, sizes: Sequence[int | None]
+    ) -> list[GPTDataset]:
+        for prefix in prefixes:
+            self._open(prefix)
+        with ThreadPoolExecutor(BUILDER_THREADS) as pool:
+            return list(
+                pool.map(
+                    lambda pair: self._dataset(pair[0], share, pair[1]), zip(prefixes, sizes, strict=True)
+                )
+            )
+
+    def _dataset(self, prefix: str, share: Share, size: int | None) -> GPTDataset:
+        dataset = self._open(prefix)
+        plan = plan_samples(
+            dataset, document_range(share, dataset.sequences), self.seq_length, self.seed, size
+        )
+        return GPTDataset(dataset, plan, self.cache or default_cache(prefix))
+
+    def _open(self, prefix: str) -> IndexedDataset:
+        if prefix not in self.opened:
+            self.opened[prefix] = open_dataset(prefix)
+        return self.opened[prefix]

@@ -1,0 +1,81 @@
+"""The small JSON beside an ``.idx`` that says where its ids come from."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import orjson
+
+from megalite import __version__
+
+from .errors import DataError
+from .indexed_dataset import DatasetWriter
+from .tokenizer import Tokenizer
+
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class DatasetInfo:
+    """Megatron-LM's own datasets have none; everything works without it."""
+
+    format: int
+    megalite: str
+    """Version that wrote it."""
+    tokenizer: str
+    """Hash of its vocabulary."""
+    vocab_size: int
+    eod: int | None
+    """Id behind each document, or None when none was appended."""
+    dtype: str
+    tokens: int
+    sequences: int
+    documents: int
+    key: str
+    sources: tuple[str, ...]
+
+    @staticmethod
+    def of(
+        writer: DatasetWriter,
+        dtype: str,
+        tokenizer: Tokenizer,
+        eod: int | None,
+        sources: Sequence[str],
+        key: str,
+    ) -> DatasetInfo:
+        return DatasetInfo(
+            FORMAT,
+            __version__,
+            tokenizer.identity,
+            tokenizer.vocab_size,
+            eod,
+            dtype,
+            *writer.state,
+            key,
+            tuple(sources),
+        )
+
+
+def write_info(prefix: str, info: DatasetInfo) -> None:
+    path = Path(f"{prefix}.json")
+    temporary = path.with_name(f"{path.name}.partial")
+    temporary.write_bytes(orjson.dumps(asdict(info), option=orjson.OPT_INDENT_2))
+    temporary.rename(path)
+
+
+def read_info(prefix: str) -> DatasetInfo | None:
+    """What the JSON beside ``prefix.idx`` says; None when there is none. Raises DataError for a damaged
+    one.
+    """
+    path = Path(f"{prefix}.json")
+    if not path.is_file():
+        return None
+    try:
+        content = orjson.loads(path.read_bytes())
+        return DatasetInfo(**{**content, "sources": tuple(content["sources"])})
+    except (ValueError, TypeError, KeyError) as error:
+        raise DataError(
+            f"{path}: cannot be read as a dataset's description: {error}; remove it to go on without"
+        ) from None

@@ -1,0 +1,57 @@
+"""JSON lines to documents: for each key the texts of one document."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import orjson
+
+from .errors import DataError
+
+
+def parse_document(content: bytes, keys: Sequence[str], place: str) -> list[list[str]]:
+    """The texts under each of ``keys`` in one JSON line; a key may be ``outer.inner``.
+
+    A string is a document of one sequence, a list of strings one of several. Raises DataError that starts
+    with ``place``.
+    """
+    if not content.strip():
+        raise DataError(f"{place}: expected a JSON object, found a blank line")
+    try:
+        record = orjson.loads(content)
+    except orjson.JSONDecodeError as error:
+        raise DataError(f"{place}: not valid JSON: {error}: {_excerpt(content)}") from None
+    if not isinstance(record, dict):
+        raise DataError(f'{place}: expected a JSON object such as {{"text": ...}}, found {_kind(record)}')
+    return [_texts(_lookup(record, key, place), key, place) for key in keys]
+
+
+def _lookup(record: dict[str, object], key: str, place: str) -> object:
+    if key in record:
+        return record[key]
+    value: object = record
+    for part in key.split("."):
+        if not isinstance(value, dict) or part not in value:
+            raise DataError(
+                f"{place}: no key {key!r}; the keys are {', '.join(map(repr, list(record)[:10])) or 'none'}"
+            )
+        value = value[part]
+    return value
+
+
+def _texts(value: object, key: str, place: str) -> list[str]:
+    if isinstance(value, str):
+        return [value]
+    if isinstance(value, list) and all(isinstance(text, str) for text in value):
+        return value
+    raise DataError(f"{place}: key {key!r}: expected a string or a list of strings, found {_kind(value)}")
+
+
+def _kind(value: object) -> str:
+    names = {dict: "an object", list: "a list", str: "a string", bool: "a boolean", type(None): "null"}
+    return names.get(type(value), "a number")
+
+
+def _excerpt(content: bytes) -> str:
+    text = content.strip().decode("utf-8", errors="backslashreplace")
+    return text if len(text) <= 80 else text[:77] + "..."

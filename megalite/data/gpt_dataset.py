@@ -1,0 +1,101 @@
+"""Samples of seq_length + 1 consecutive tokens from one split of one indexed dataset, in Megatron-LM's
+order.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from megalite import _C
+
+from .errors import DataError
+from .index_cache import ArraySpec, cached_arrays
+from .indexed_dataset import IndexedDataset
+from .sample_plan import (
+    SampleIndex,
+    SamplePlan,
+    build_sample_index,
+    fill_sample_index,
+    sample_index_dtype,
+    shuffle_index_dtype,
+)
+
+
+class Piece(NamedTuple):
+    """Tokens [offset, offset + tokens) of document ``document`` of the dataset ``prefix``."""
+
+    prefix: str
+    document: int
+    offset: int
+    tokens: int
+
+
+class GPTDataset:
+    """One split of one indexed dataset; sample k is a pure function of the plan and k."""
+
+    def __init__(self, dataset: IndexedDataset, plan: SamplePlan, cache: Path | None) -> None:
+        """``cache``: folder of the index arrays; None builds them in memory."""
+        self.dataset = dataset
+        self.plan = plan
+        self.seq_length = plan.seq_length
+        self.index = (
+            build_sample_index(dataset, plan) if cache is None else _cached_index(dataset, plan, cache)
+        )
+        self.reader = _C.SampleReader(dataset, *self.index, plan.seq_length)
+
+    @property
+    def prefix(self) -> str:
+        return self.dataset.prefix
+
+    def __len__(self) -> int:
+        return self.plan.samples
+
+    def read(self, samples: np.ndarray, out: np.ndarray) -> None:
+        """Row i of ``out``, int64 (n, seq_length + 1), becomes sample ``samples[i]``.
+
+        Raises DataError for a sample that does not exist, and when the index does not fit the dataset.
+        """
+        _C.read_samples([self.reader], np.zeros(len(samples), dtype=np.int64), samples, out)
+
+    def pieces(self, sample: int) -> list[Piece]:
+        """Where the tokens of ``sample`` come from."""
+        return [Piece(self.prefix, *piece) for piece in self.reader.pieces(sample)]
+
+    def consumed(self, samples: int) -> dict[str, int]:
+        """How many of the first ``samples`` came from each dataset."""
+        return {self.prefix: samples}
+
+
+def default_cache(prefix: str) -> Path:
+    """Where a dataset's index arrays are kept when no folder is named."""
+    return Path(f"{prefix}.cache")
+
+
+def _cached_index(dataset: IndexedDataset, plan: SamplePlan, cache: Path) -> SampleIndex:
+    specs = [
+        ArraySpec("document_index", np.dtype(np.int32), (plan.document_count,)),
+        ArraySpec("sample_index", np.dtype(sample_index_dtype(plan)), (plan.samples + 1, 2)),
+        ArraySpec("shuffle_index", np.dtype(shuffle_index_dtype(plan)), (plan.samples,)),
+    ]
+    description: dict[str, object] = {
+        "kind": "samples",
+        # Not the path: the same documents at another place have the same index, other documents at this
+        # place do not.
+        "lengths_hash": f"{dataset.lengths_hash(plan.first, plan.last):016x}",
+        "documents": [plan.first, plan.last],
+        "tokens": plan.tokens,
+        "seq_length": plan.seq_length,
+        "seed": plan.seed,
+        "epochs": plan.epochs,
+        "separate_final_epoch": plan.separate_final_epoch,
+    }
+    arrays = cached_arrays(
+        cache, description, specs, lambda made: fill_sample_index(dataset, plan, SampleIndex(*made))
+    )
+    index = SampleIndex(*arrays)
+    if plan.samples and int(index.sample_index[-1, 0]) >= plan.document_count:
+        raise DataError(f"{cache}: an index there is damaged; remove the folder, it is built again")
+    return index

@@ -1,0 +1,123 @@
+"""Megatron's indexed dataset: tokens in ``PREFIX.bin``, where each document lies in ``PREFIX.idx``.
+
+Every header field, length, offset and boundary is checked against the file sizes when a dataset is opened;
+arrays handed out are views of the mapped files and keep them open.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import TracebackType
+
+import numpy as np
+
+from megalite._C import IndexedDataset, IndexedWriter
+
+from .errors import DataError
+
+# Megatron writes uint16 only below this vocabulary size, though ids up to 65,535 fit.
+MEGATRON_UINT16_VOCABULARY = 65500
+
+
+def open_dataset(prefix: str) -> IndexedDataset:
+    """The dataset ``prefix`` names, fully checked.
+
+    Raises DataError naming the file, what was expected and what was found.
+    """
+    if prefix.endswith((".bin", ".idx")) and not Path(prefix + ".idx").exists():
+        raise DataError(
+            f"{prefix}: a dataset is named without its extension; give {prefix[:-4]} for {prefix[:-4]}.bin "
+            f"and .idx"
+        )
+    missing = [suffix for suffix in (".idx", ".bin") if not Path(prefix + suffix).is_file()]
+    if missing:
+        raise DataError(
+            f"{prefix}: {prefix}{missing[0]} does not exist; a dataset is a pair of files .bin and .idx"
+        )
+    return IndexedDataset(prefix)
+
+
+def token_dtype(vocab_size: int, megatron_threshold: bool = True) -> str:
+    """NumPy name of the type that a corpus of ids below ``vocab_size`` is stored in: uint16 or int32.
+
+    With ``megatron_threshold``, vocabularies of 65,500 to 65,536 ids get int32 as Megatron-LM gives them.
+    """
+    limit = MEGATRON_UINT16_VOCABULARY - 1 if megatron_threshold else 65536
+    return "uint16" if vocab_size <= limit else "int32"
+
+
+class DatasetWriter:
+    """Writes a dataset front to back in bounded memory; the final names appear at ``publish`` only.
+
+    Leaving the ``with`` block without an error publishes; with one, the ``.partial`` files stay for a
+    resumed run.
+    """
+
+    def __init__(
+        self, prefix: str, dtype: str, resume: tuple[int, int, int] | None = None, sync: bool = True
+    ) -> None:
+        """``resume``: (tokens, sequences, documents) of an earlier run to keep; ``sync``: reach the disk
+        before publishing.
+        """
+        Path(prefix).parent.mkdir(parents=True, exist_ok=True)
+        self.prefix = prefix
+        self.sync = sync
+        self._writer = IndexedWriter(prefix, dtype, resume)
+        self._published = False
+
+    @staticmethod
+    def can_resume(prefix: str, dtype: str, state: tuple[int, int, int]) -> bool:
+        """Whether an interrupted run's files hold at least ``state``."""
+        tokens, sequences, documents = state
+        sizes = {"bin": tokens * np.dtype(dtype).itemsize, "idx": 4 * sequences, "boundaries": 8 * documents}
+        files = [(Path(f"{prefix}.{suffix}.partial"), size) for suffix, size in sizes.items()]
+        return all(path.is_file() and path.stat().st_size >= size for path, size in files)
+
+    @property
+    def state(self) -> tuple[int, int, int]:
+        """(tokens, sequences, documents) written so far."""
+        return self._writer.state
+
+    def add(self, tokens: np.ndarray, lengths: np.ndarray, documents: np.ndarray | None = None) -> None:
+        """Append sequences given as one flat integer array and their int32 lengths.
+
+        ``documents``: int64, the number of sequences of each document; by default each sequence is a
+        document. Raises DataError for ids that the dtype cannot hold, and when the counts do not agree.
+        """
+        if documents is None:
+            documents = np.ones(len(lengths), dtype=np.int64)
+        self._writer.add(tokens, lengths, documents)
+
+    def flush(self) -> tuple[int, int, int]:
+        """Everything so far reaches the files; returns the state to resume from."""
+        self._writer.flush(self.sync)
+        return self.state
+
+    def publish(self) -> None:
+        """Complete the index and give both files their final names."""
+        self._writer.publish(self.sync)
+        self._published = True
+
+    def __enter__(self) -> DatasetWriter:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None and not self._published:
+            self.publish()
+
+
+def unigram_entropy(dataset: IndexedDataset) -> float:
+    """Entropy of the token frequencies in nats a token: the loss of the best model that ignores context."""
+    stream = dataset.stream()
+    if len(stream) == 0:
+        raise DataError(f"{dataset.prefix}: holds no tokens, so it has no entropy")
+    counts = np.zeros(0, dtype=np.int64)
+    for start in range(0, len(stream), 1 << 22):
+        part = np.bincount(stream[start : start + (1 << 22)])
+        if len(part) > len(counts):
+            counts = np.pad(counts, (0, len(part) - len(counts)))
+        counts[: len(part)] += part
+    shares = counts[counts > 0] / len(stream)
+    return float(-(shares * np.log(shares)).sum())

@@ -1,0 +1,255 @@
+"""Text to indexed datasets: read, tokenise on all threads, write in the order of the input, in bounded
+memory.
+
+One thread reads and writes; ``workers`` threads of the tokenizer's library encode batches between. What is
+in flight is bounded by IN_FLIGHT_BYTES of text or the largest document, whatever the size of the corpus. A
+slow document holds up the batches behind it only when that bound is reached.
+
+Progress is written down every CHECKPOINT_SECONDS, so that the same command continues after a kill, and ends
+in the same bytes.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple
+
+import numpy as np
+
+from .dataset_info import DatasetInfo, write_info
+from .documents import parse_document
+from .errors import DataError
+from .indexed_dataset import DatasetWriter, token_dtype
+from .inputs import read_records
+from .resume import Checkpoint, Place, RunState
+from .skipped import Skip, SkippedList
+from .tokenizer import Tokenizer
+
+BATCH_BYTES = 1 << 20
+BATCH_DOCUMENTS = 2048
+IN_FLIGHT_BYTES = 64 << 20
+CHECKPOINT_SECONDS = 20.0
+
+
+@dataclass(frozen=True)
+class PreprocessPlan:
+    """What is to be done."""
+
+    inputs: Sequence[str]
+    output_prefix: str
+    json_keys: Sequence[str] = ("text",)
+    append_eod: bool = False
+    workers: int = 1
+    dtype: str | None = None
+    """None: by the vocabulary's size."""
+    skip_errors: bool = False
+    """Leave out documents that cannot be used and list them, instead of stopping at the first."""
+
+    def prefix(self, key: str) -> str:
+        """Where the dataset of one key goes, as in Megatron-LM."""
+        return f"{self.output_prefix}_{key}_document"
+
+
+@dataclass
+class Progress:
+    """Totals so far, for whoever watches."""
+
+    documents: int = 0
+    tokens: int = 0
+    input_bytes: int = 0
+    """Bytes of uncompressed input whose documents are written."""
+    skipped: int = 0
+
+
+class Encoded(NamedTuple):
+    """One key of consecutive documents."""
+
+    tokens: np.ndarray
+    """int32 (tokens,)."""
+    lengths: np.ndarray
+    """int32 (sequences,)."""
+    sequences: np.ndarray
+    """int64 (documents,)."""
+
+
+class _Document(NamedTuple):
+    line: int
+    texts: list[list[str]]  # by key, then sequence
+
+
+@dataclass
+class _Batch:
+    """Consecutive documents of one input."""
+
+    path: str
+    keys: int
+    place: Place  # behind the batch
+    documents: list[_Document]
+    skipped: list[Skip]
+    text_bytes: int
+
+
+def preprocess(
+    plan: PreprocessPlan, tokenizer: Tokenizer, report: Callable[[Progress], None] = lambda _: None
+) -> list[DatasetInfo]:
+    """Write the datasets of ``plan``, one a key, and a small JSON beside each; returns what was written.
+
+    Continues an interrupted run of the same plan over the same inputs. Raises DataError naming file and line
+    for input that cannot be used; what was done until then stays for the next run.
+    """
+    eod = tokenizer.check_eod() if plan.append_eod else None
+    dtype = plan.dtype or token_dtype(tokenizer.vocab_size)
+    state = RunState(plan.output_prefix, plan.inputs, _recipe(plan, tokenizer, dtype))
+    start = state.load()
+    if start is None or not all(
+        written is None or DatasetWriter.can_resume(plan.prefix(key), dtype, written)
+        for key, written in zip(plan.json_keys, start.written, strict=True)
+    ):
+        start = Checkpoint.nothing(len(plan.json_keys))
+    writers = [
+        DatasetWriter(plan.prefix(key), dtype, resume)
+        for key, resume in zip(plan.json_keys, start.written, strict=True)
+    ]
+    progress = Progress(tokens=sum(writer.state[0] for writer in writers))
+    encode = partial(_encode, tokenizer=tokenizer, eod=eod, skip_errors=plan.skip_errors)
+    last_checkpoint = time.monotonic()
+    with (
+        SkippedList(plan.output_prefix, start.skipped) as skipped,
+        ThreadPoolExecutor(plan.workers + 1) as pool,
+    ):
+        for batch, encodings in _encode_in_order(_read_batches(plan, start.place), encode, pool):
+            for writer, encoded in zip(writers, encodings, strict=True):
+                writer.add(encoded.tokens, encoded.lengths, encoded.sequences)
+                progress.tokens += len(encoded.tokens)
+            skipped.add(batch.skipped)
+            progress.documents, progress.input_bytes = batch.place.documents, batch.place.input_bytes
+            progress.skipped = skipped.count
+            report(progress)
+            if time.monotonic() - last_checkpoint > CHECKPOINT_SECONDS:
+                state.save(Checkpoint(batch.place, [writer.flush() for writer in writers], skipped.flush()))
+                last_checkpoint = time.monotonic()
+    infos = []
+    for key, writer in zip(plan.json_keys, writers, strict=True):
+        info = DatasetInfo.of(writer, dtype, tokenizer, eod, plan.inputs, key)
+        writer.publish()
+        write_info(plan.prefix(key), info)
+        infos.append(info)
+    skipped.publish()
+    state.remove()
+    return infos
+
+
+def _recipe(plan: PreprocessPlan, tokenizer: Tokenizer, dtype: str) -> dict[str, object]:
+    """Everything but the inputs that decides the bytes."""
+    return {
+        "keys": list(plan.json_keys),
+        "append_eod": plan.append_eod,
+        "eod": tokenizer.eod if plan.append_eod else None,
+        "tokenizer": [tokenizer.identity, tokenizer.options],
+        "dtype": dtype,
+        "skip_errors": plan.skip_errors,
+    }
+
+
+def _read_batches(plan: PreprocessPlan, start: Place) -> Iterator[_Batch]:
+    """The inputs from ``start`` on, cut into batches that never span two files."""
+    documents, input_bytes = start.documents, start.input_bytes
+    for number in range(start.input, len(plan.inputs)):
+        path = plan.inputs[number]
+        batch: _Batch | None = None
+        for record in read_records(path, start.line if number == start.input else 0):
+            if batch is None:
+                batch = _Batch(path, len(plan.json_keys), start, [], [], 0)
+            try:
+                texts = parse_document(record.content, plan.json_keys, f"{path}:{record.line}")
+                batch.documents.append(_Document(record.line, texts))
+            except DataError as error:
+                if not plan.skip_errors:
+                    raise
+                batch.skipped.append(Skip(path, record.line, str(error)))
+            documents += 1
+            input_bytes += len(record.content)
+            batch.text_bytes += len(record.content)
+            batch.place = Place(number, record.line, documents, input_bytes)
+            if batch.text_bytes >= BATCH_BYTES or len(batch.documents) >= BATCH_DOCUMENTS:
+                yield batch
+                batch = None
+        if batch is not None:
+            yield batch
+
+
+def _encode_in_order(
+    batches: Iterator[_Batch], encode: Callable[[_Batch], list[Encoded]], pool: ThreadPoolExecutor
+) -> Iterator[tuple[_Batch, list[Encoded]]]:
+    """Batches in their order with their encodings, by key; IN_FLIGHT_BYTES of text are held beside one
+    batch.
+    """
+    waiting: deque[tuple[_Batch, Future[list[Encoded]]]] = deque()
+    held = 0
+    try:
+        for batch in batches:
+            waiting.append((batch, pool.submit(encode, batch)))
+            held += batch.text_bytes
+            while waiting and (held > IN_FLIGHT_BYTES or waiting[0][1].done()):
+                done, encoded = waiting.popleft()
+                held -= done.text_bytes
+                yield done, encoded.result()
+        while waiting:
+            done, encoded = waiting.popleft()
+            yield done, encoded.result()
+    finally:
+        for _, encoded in waiting:
+            encoded.cancel()
+
+
+def _encode(batch: _Batch, tokenizer: Tokenizer, eod: int | None, skip_errors: bool) -> list[Encoded]:
+    """``batch`` by key. What cannot be encoded raises DataError with its place, or moves to
+    ``batch.skipped``.
+    """
+    keys = range(batch.keys)
+    try:
+        return [
+            encode_documents([document.texts[key] for document in batch.documents], tokenizer, eod)
+            for key in keys
+        ]
+    except Exception as error:  # a tokenizer's library may raise anything
+        good = []
+        for document in batch.documents:  # which one was it?
+            try:
+                for key in keys:
+                    encode_documents([document.texts[key]], tokenizer, eod)
+                good.append(document)
+            except Exception as cause:
+                if not skip_errors:
+                    raise DataError(f"{batch.path}:{document.line}: {cause}") from None
+                batch.skipped.append(
+                    Skip(batch.path, document.line, f"{batch.path}:{document.line}: {cause}")
+                )
+        if len(good) == len(batch.documents):
+            raise DataError(f"{batch.path}: up to line {batch.place.line}: {error}") from error
+        batch.documents = good
+        return _encode(batch, tokenizer, eod, skip_errors)
+
+
+def encode_documents(documents: Sequence[Sequence[str]], tokenizer: Tokenizer, eod: int | None) -> Encoded:
+    """Tokens of documents given as lists of sequences; an empty sequence is dropped.
+
+    ``eod`` goes behind the last sequence of each document that has any, as in Megatron-LM: a document
+    without text is a document of no sequences.
+    """
+    texts = [text for document in documents for text in document]
+    tokens, lengths = tokenizer.encode_flat(texts)
+    owner = np.repeat(np.arange(len(documents)), [len(document) for document in documents])[lengths > 0]
+    lengths = lengths[lengths > 0]
+    sequences = np.bincount(owner, minlength=len(documents)).astype(np.int64)
+    if eod is None:
+        return Encoded(tokens, lengths, sequences)
+    last = np.cumsum(sequences)[sequences > 0] - 1
+    ends = np.cumsum(lengths, dtype=np.int64)[last]
+    lengths[last] += 1
+    return Encoded(np.insert(tokens, ends, eod), lengths, sequences)

@@ -1,0 +1,59 @@
+"""What every tokenizer offers."""
+
+from __future__ import annotations
+
+import hashlib
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from megalite import _C
+
+from ..errors import DataError
+
+
+class Tokenizer(ABC):
+    """Text to token ids and back."""
+
+    vocab_size: int
+    """Highest id + 1."""
+    identity: str
+    """Hash of the vocabulary: equal hashes, equal meaning of an id."""
+    options: str = ""
+    """What else decides how text becomes ids."""
+    eod_token: str | None = None
+
+    @property
+    @abstractmethod
+    def eod(self) -> int:
+        """Id of the end-of-document token. Raises DataError when the tokenizer has none."""
+
+    @abstractmethod
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        """Ids of each text, without end-of-document tokens. Raises DataError for text that cannot be
+        encoded.
+        """
+
+    @abstractmethod
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of ``ids``."""
+
+    def encode_flat(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+        """Ids of all texts in a row and the number of each: int32 (tokens,), int32 (texts,)."""
+        return _C.flatten_ids(self.encode_batch(texts))
+
+    def check_eod(self) -> int:
+        """The end-of-document id, if it is one of the vocabulary."""
+        if not 0 <= self.eod < self.vocab_size:
+            raise DataError(f"end-of-document id {self.eod}: outside the vocabulary of {self.vocab_size} ids")
+        return self.eod
+
+
+def identity_of(kind: str, parts: Iterable[bytes]) -> str:
+    """Hash of a tokenizer's kind and of its files or settings."""
+    digest = hashlib.sha256(kind.encode())
+    for part in parts:
+        digest.update(len(part).to_bytes(8, "little"))
+        digest.update(part)
+    return digest.hexdigest()

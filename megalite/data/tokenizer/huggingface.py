@@ -1,0 +1,141 @@
+"""Tokenizers of the Hugging Face ``tokenizers`` library: a ``tokenizer.json``, or GPT-2's vocabulary and
+merges.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import orjson
+
+from ..errors import DataError
+from .base import Tokenizer, identity_of
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer as Library
+
+# Tried in this order when neither the caller nor tokenizer_config.json names the end-of-document token.
+USUAL_EOD = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|end▁of▁sentence|>")
+
+
+class HuggingFaceTokenizer(Tokenizer):
+    """A pipeline of the ``tokenizers`` library; padding and truncation, if the file asks for them, are
+    switched off.
+    """
+
+    def __init__(
+        self,
+        library: Library,
+        identity: str,
+        eod_token: str | None,
+        add_special_tokens: bool,
+        allow_special_tokens: bool,
+    ) -> None:
+        library.no_padding()
+        library.no_truncation()
+        # Without this a document that spells out "<|endoftext|>" would forge a document boundary.
+        library.encode_special_tokens = not allow_special_tokens
+        self.library = library
+        self.identity = identity
+        self.options = f"add_special_tokens={add_special_tokens} allow_special_tokens={allow_special_tokens}"
+        self.vocab_size = max(library.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+        self.eod_token = eod_token
+        self._add_special_tokens = add_special_tokens
+
+    @property
+    def eod(self) -> int:
+        if self.eod_token is None:
+            raise DataError(
+                "the tokenizer does not say which token ends a document; name it: --eod-token TOKEN "
+                f"(known special tokens: {', '.join(self._special_tokens()[:20]) or 'none'})"
+            )
+        found = self.library.token_to_id(self.eod_token)
+        if found is None:
+            raise DataError(
+                f"--eod-token {self.eod_token}: not in the vocabulary of {self.vocab_size} tokens "
+                f"(special tokens: {', '.join(self._special_tokens()[:20]) or 'none'})"
+            )
+        return found
+
+    def _special_tokens(self) -> list[str]:
+        return [token.content for token in self.library.get_added_tokens_decoder().values()]
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        encodings = self.library.encode_batch_fast(list(texts), add_special_tokens=self._add_special_tokens)
+        return [encoding.ids for encoding in encodings]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return self.library.decode(list(ids), skip_special_tokens=False)
+
+
+def load_tokenizer_json(
+    model: str, eod_token: str | None, add_special_tokens: bool, allow_special_tokens: bool
+) -> HuggingFaceTokenizer:
+    """``model``: a tokenizer.json or the folder that holds it; never downloaded."""
+    from tokenizers import Tokenizer as Library
+
+    path = Path(model)
+    path = path / "tokenizer.json" if path.is_dir() else path
+    if not path.is_file():
+        raise DataError(
+            f"--tokenizer-model {model}: expected a tokenizer.json or a folder that holds one; nothing is "
+            f"downloaded"
+        )
+    content = path.read_bytes()
+    try:
+        library = Library.from_buffer(content)
+    except Exception as error:  # the library raises bare Exception
+        raise DataError(f"{path}: cannot be read as a tokenizer.json: {error}") from None
+    eod_token = eod_token or _configured_eod(path.parent) or _usual_eod(library)
+    return HuggingFaceTokenizer(
+        library, identity_of("tokenizer.json", [content]), eod_token, add_special_tokens, allow_special_tokens
+    )
+
+
+def load_gpt2_bpe(
+    vocab_file: str | None, merge_file: str | None, eod_token: str | None, allow_special_tokens: bool
+) -> HuggingFaceTokenizer:
+    """GPT-2's byte-level BPE from its vocab.json and merges.txt."""
+    from tokenizers import AddedToken, decoders, pre_tokenizers
+    from tokenizers import Tokenizer as Library
+    from tokenizers.models import BPE
+
+    if vocab_file is None or merge_file is None:
+        raise DataError("GPT2BPETokenizer needs --vocab-file vocab.json and --merge-file merges.txt")
+    for flag, given in (("--vocab-file", vocab_file), ("--merge-file", merge_file)):
+        if not Path(given).is_file():
+            raise DataError(f"{flag} {given}: no such file")
+    try:
+        library = Library(BPE.from_file(vocab_file, merge_file))
+    except Exception as error:  # the library raises bare Exception
+        raise DataError(f"{vocab_file}, {merge_file}: cannot be read as a GPT-2 BPE: {error}") from None
+    library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    library.decoder = decoders.ByteLevel()
+    eod_token = eod_token or _usual_eod(library)
+    if eod_token is not None and library.token_to_id(eod_token) is not None:
+        library.add_special_tokens([AddedToken(eod_token, special=True, normalized=False)])
+    return HuggingFaceTokenizer(
+        library,
+        identity_of("gpt2-bpe", [Path(vocab_file).read_bytes(), Path(merge_file).read_bytes()]),
+        eod_token,
+        False,
+        allow_special_tokens,
+    )
+
+
+def _configured_eod(folder: Path) -> str | None:
+    """The end-of-sequence token that a model's tokenizer_config.json names."""
+    path = folder / "tokenizer_config.json"
+    if not path.is_file():
+        return None
+    try:
+        token = orjson.loads(path.read_bytes()).get("eos_token")
+    except (orjson.JSONDecodeError, AttributeError) as error:
+        raise DataError(f"{path}: cannot be read: {error}") from None
+    return token.get("content") if isinstance(token, dict) else token
+
+
+def _usual_eod(library: Library) -> str | None:
+    return next((token for token in USUAL_EOD if library.token_to_id(token) is not None), None)

@@ -1,0 +1,136 @@
+"""What --data-path and its companions build, and what they say when they cannot."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from megalite.config.schema import DataConfig
+from megalite.data.build import Splits, build_datasets
+from megalite.data.errors import DataError
+from tests.data.corpora import Words, data_config, numbered_dataset, write_dataset
+
+WORDS = Words(1000, 999)
+
+
+def build(config: DataConfig, counts: tuple[int, int, int], seq_length: int = 8) -> Splits:
+    return build_datasets(config, WORDS, seq_length, 1234, counts)
+
+
+def test_counts_and_empty_splits(tmp_path: Path) -> None:
+    prefix = write_dataset(tmp_path / "d", [20] * 100)
+    train, valid, test = build(data_config(tmp_path / "c", prefix, split="90,10,0"), (1000, 50, 0))
+    assert train is not None
+    assert valid is not None
+    assert len(train) >= 1000
+    assert len(valid) >= 50
+    assert test is None
+
+
+def test_split_without_documents(tmp_path: Path) -> None:
+    prefix = write_dataset(tmp_path / "d", [20] * 10)
+    config = data_config(tmp_path / "c", prefix, split="969,30,1")
+    with pytest.raises(DataError, match="hold no tokens, but 5 samples"):
+        build(config, (10, 5, 0))
+    assert build(config, (10, 0, 0)).valid is None
+
+
+def test_dataset_smaller_than_a_sample_repeats(tmp_path: Path) -> None:
+    train, _, _ = build(
+        data_config(tmp_path / "c", write_dataset(tmp_path / "d", [3])), (4, 0, 0), seq_length=16
+    )
+    assert train is not None
+    out = np.empty((1, 17), dtype=np.int64)
+    train.samples.read(np.array([0]), out)
+    assert len(set(out[0].tolist())) <= 3
+
+
+def test_empty_dataset(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="hold no tokens"):
+        build(data_config(tmp_path / "c", write_dataset(tmp_path / "d", [])), (4, 0, 0))
+
+
+def test_no_data(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="--data-path"):
+        build(data_config(tmp_path / "c"), (4, 0, 0))
+
+
+def test_blend_in_proportion_to_its_weights(tmp_path: Path) -> None:
+    a, b = (write_dataset(tmp_path / name, [50] * 20, seed=i) for i, name in enumerate("ab"))
+    train, _, _ = build(data_config(tmp_path / "c", "3", a, "1", b), (400, 0, 0))
+    assert train is not None
+    assert train.samples.consumed(400) == {a: 300, b: 100}
+
+
+@pytest.mark.parametrize("weights", [("0.001", "0.999"), ("0", "1"), ("1e-9", "1"), ("1", "1")])
+def test_extreme_weights_and_the_same_path_twice(tmp_path: Path, weights: tuple[str, str]) -> None:
+    prefix = write_dataset(tmp_path / "d", [8] * 11)  # about 10 samples
+    for size in (1, 2, 7, 100):
+        train, _, _ = build(data_config(tmp_path / "c", weights[0], prefix, weights[1], prefix), (size, 0, 0))
+        assert train is not None
+        out = np.empty((len(train), 9), dtype=np.int64)
+        train.samples.read(np.arange(len(train)), out)
+
+
+def test_blend_without_weights_goes_by_size(tmp_path: Path) -> None:
+    a, b = write_dataset(tmp_path / "a", [90]), write_dataset(tmp_path / "b", [30])
+    c = write_dataset(tmp_path / "c", [2])  # shorter than a sample: it gives none
+    train, _, _ = build(data_config(tmp_path / "cache", a, b, c), (14, 0, 0))
+    assert train is not None
+    assert train.samples.consumed(14) == {a: 11, b: 3, c: 0}
+    with pytest.raises(DataError, match=r"15 samples are wanted, .* gives 14; give each a weight"):
+        build(data_config(tmp_path / "cache", a, b, c), (15, 0, 0))
+
+
+def test_paths_per_split(tmp_path: Path) -> None:
+    a, b = numbered_dataset(tmp_path / "a", 10, 10), numbered_dataset(tmp_path / "b", 10, 10)
+    config = DataConfig(
+        train_data_path=(a,), valid_data_path=("2", a, "1", b), data_cache_path=str(tmp_path / "c")
+    )
+    train, valid, test = build(config, (5, 6, 7))
+    assert train is not None
+    assert valid is not None
+    assert train.samples.consumed(5) == {a: 5}
+    assert valid.samples.consumed(6) == {a: 4, b: 2}
+    assert test is None
+
+
+def test_data_args_path(tmp_path: Path) -> None:
+    a, b = write_dataset(tmp_path / "a", [50] * 20), write_dataset(tmp_path / "b", [50] * 20)
+    (tmp_path / "args").write_text(f"0.25 {a}\n0.75 {b}\n")
+    train, _, _ = build(data_config(tmp_path / "c", data_args_path=str(tmp_path / "args")), (100, 0, 0))
+    assert train is not None
+    assert train.samples.consumed(100) == {a: 25, b: 75}
+    with pytest.raises(DataError, match=r"--data-args-path .*nowhere"):
+        build(data_config(tmp_path / "c", data_args_path=str(tmp_path / "nowhere")), (100, 0, 0))
+
+
+def test_mixed_list_of_weights_and_paths(tmp_path: Path) -> None:
+    prefix = write_dataset(tmp_path / "d", [50])
+    with pytest.raises(DataError, match=r"--data-path: .* stands where a weight is expected"):
+        build(data_config(tmp_path / "c", "1", prefix, prefix, prefix), (4, 0, 0))
+
+
+def test_pieces_name_documents(tmp_path: Path) -> None:
+    prefix = numbered_dataset(tmp_path / "d", documents=5, length=4)
+    train, _, _ = build(data_config(tmp_path / "c", "1", prefix, "1", prefix), (6, 0, 0), seq_length=6)
+    assert train is not None
+    out = np.empty((6, 7), dtype=np.int64)
+    train.samples.read(np.arange(6), out)
+    for k in range(6):
+        tokens = [
+            piece.document * 4 + offset
+            for piece in train.samples.pieces(k)
+            for offset in range(piece.offset, piece.offset + piece.tokens)
+        ]
+        assert tokens == out[k].tolist()
+
+
+def test_mock_data(tmp_path: Path) -> None:
+    train, valid, test = build(data_config(tmp_path / "c", mock_data=True), (10, 5, 0))
+    assert train is not None
+    assert valid is not None
+    assert test is None
+    assert (len(train), len(valid)) == (10, 5)

@@ -1,0 +1,190 @@
+"""A dataset is opened only when its two files agree; what is wrong with them is named."""
+
+from __future__ import annotations
+
+import gc
+import math
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from megalite.data.errors import DataError
+from megalite.data.indexed_dataset import DatasetWriter, open_dataset, token_dtype, unigram_entropy
+from tests.data.corpora import write_dataset
+
+LENGTHS = [3, 5, 0, 2]
+
+
+@pytest.fixture
+def prefix(tmp_path: Path) -> Path:
+    write_dataset(tmp_path / "data", LENGTHS)
+    return tmp_path / "data"
+
+
+def test_offsets_are_an_exclusive_sum(tmp_path: Path) -> None:
+    dataset = open_dataset(write_dataset(tmp_path / "d", [3, 5, 2]))
+    assert dataset.offsets.tolist() == [0, 6, 16]
+    assert dataset.boundaries.tolist() == [0, 1, 2, 3]
+    assert dataset.tokens_between(1, 3) == 7
+
+
+def edit(prefix: Path, suffix: str, offset: int, data: bytes) -> None:
+    path = prefix.with_suffix(suffix)
+    content = bytearray(path.read_bytes())
+    content[offset : offset + len(data)] = data
+    path.write_bytes(content)
+
+
+S = len(LENGTHS)
+LENGTHS_AT, OFFSETS_AT, BOUNDARIES_AT = 34, 34 + 4 * S, 34 + 12 * S
+
+
+@pytest.mark.parametrize(
+    ("offset", "data", "message"),
+    [
+        (0, b"X", "MMIDIDX"),
+        (9, struct.pack("<Q", 2), "expected version 1, found 2"),
+        (17, b"\x09", "dtype code from 1 to 8, found 9"),
+        (17, b"\x04", r"data.bin: expected 12 bytes|sequence 1: expected the byte offset"),
+        (18, struct.pack("<Q", S + 1), "expected"),
+        (18, struct.pack("<Q", 2**61), "more than a file of"),
+        (26, struct.pack("<Q", 0), "expected at least 1 document boundary"),
+        (26, struct.pack("<Q", 2**64 - 1), "more than a file of"),
+        (LENGTHS_AT, struct.pack("<i", -3), "sequence 0: expected a length of 0 or more, found -3"),
+        (LENGTHS_AT + 4, struct.pack("<i", 6), r"sequence 2: expected the byte offset 6 \+ 6 \* 2"),
+        (LENGTHS_AT + 12, struct.pack("<i", 3), "data.bin: expected 22 bytes .* found 20"),
+        (OFFSETS_AT, struct.pack("<q", 6), "sequence 0: expected byte offset 0, found 6"),
+        (OFFSETS_AT + 8, struct.pack("<q", 2**62), "sequence 1: expected the byte offset"),
+        (OFFSETS_AT + 8, struct.pack("<q", -2), "sequence 1"),
+        (BOUNDARIES_AT, struct.pack("<q", 1), "document boundary 0: expected 0"),
+        (BOUNDARIES_AT + 16, struct.pack("<q", 0), "document boundary 2: expected"),
+        (BOUNDARIES_AT + 16, struct.pack("<q", 99), "document boundary 2: expected"),
+        (BOUNDARIES_AT + 8 * S, struct.pack("<q", S - 1), "last document to end at sequence 4, found 3"),
+    ],
+)
+def test_damaged_index(prefix: Path, offset: int, data: bytes, message: str) -> None:
+    edit(prefix, ".idx", offset, data)
+    with pytest.raises(DataError, match=message) as error:
+        open_dataset(str(prefix))
+    assert str(prefix) in str(error.value)
+
+
+@pytest.mark.parametrize("size", [0, 10, 33, 34, 80, 121])
+def test_cut_index(prefix: Path, size: int) -> None:
+    path = prefix.with_suffix(".idx")
+    path.write_bytes(path.read_bytes()[:size])
+    with pytest.raises(DataError, match=r"data\.idx: .*(expected|more than)"):
+        open_dataset(str(prefix))
+
+
+@pytest.mark.parametrize("change", [-1, 1, 2])
+def test_tokens_of_another_size(prefix: Path, change: int) -> None:
+    path = prefix.with_suffix(".bin")
+    path.write_bytes((path.read_bytes() + b"\0\0")[: 20 + change])
+    with pytest.raises(DataError, match=rf"data\.bin: expected 20 bytes .*, found {20 + change}"):
+        open_dataset(str(prefix))
+
+
+def test_multimodal_index_is_named(prefix: Path) -> None:
+    path = prefix.with_suffix(".idx")
+    path.write_bytes(path.read_bytes() + bytes(S))
+    with pytest.raises(DataError, match="multimodal"):
+        open_dataset(str(prefix))
+
+
+def test_missing_files(tmp_path: Path, prefix: Path) -> None:
+    with pytest.raises(DataError, match=r"nowhere\.idx does not exist"):
+        open_dataset(str(tmp_path / "nowhere"))
+    with pytest.raises(DataError, match="named without its extension"):
+        open_dataset(f"{prefix}.bin")
+    prefix.with_suffix(".bin").unlink()
+    with pytest.raises(DataError, match=r"data\.bin does not exist"):
+        open_dataset(str(prefix))
+
+
+def test_empty_dataset(tmp_path: Path) -> None:
+    dataset = open_dataset(write_dataset(tmp_path / "empty", []))
+    assert (dataset.sequences, dataset.tokens, len(dataset.stream())) == (0, 0, 0)
+    with pytest.raises(DataError, match="holds no tokens"):
+        unigram_entropy(dataset)
+
+
+def test_views_outlive_the_dataset(prefix: Path) -> None:
+    expected = open_dataset(str(prefix)).sequence(1).tolist()
+    view = open_dataset(str(prefix)).sequence(1)
+    lengths = open_dataset(str(prefix)).lengths
+    gc.collect()
+    assert view.tolist() == expected
+    assert lengths.tolist() == LENGTHS
+    assert not view.flags.writeable
+
+
+def test_pieces_of_a_sequence(prefix: Path) -> None:
+    dataset = open_dataset(str(prefix))
+    assert dataset.sequence(1, 1, 3).tolist() == dataset.sequence(1).tolist()[1:4]
+    with pytest.raises(DataError, match="tokens 4 to 6 asked for, but it has 5"):
+        dataset.sequence(1, 4, 2)
+    with pytest.raises(IndexError, match="sequence 4 asked for, but it has 4"):
+        dataset.sequence(4)
+
+
+@pytest.mark.parametrize("token", [-1, 65536, 2**40])
+def test_ids_must_fit(tmp_path: Path, token: int) -> None:
+    writer = DatasetWriter(str(tmp_path / "out"), "uint16")
+    with pytest.raises(DataError, match=f"token id {token} does not fit uint16, which holds 0 to 65535"):
+        writer.add(np.array([1, token]), np.array([2], dtype=np.int32))
+    assert writer.state == (0, 0, 0)
+
+
+def test_counts_must_agree(tmp_path: Path) -> None:
+    writer = DatasetWriter(str(tmp_path / "out"), "uint16")
+    with pytest.raises(DataError, match="lengths sum to 3 tokens, but 2 were given"):
+        writer.add(np.array([1, 2]), np.array([3], dtype=np.int32))
+    with pytest.raises(DataError, match="documents hold 2 sequences, but 1 lengths"):
+        writer.add(np.array([1, 2]), np.array([2], dtype=np.int32), np.array([2]))
+
+
+def test_nothing_under_a_final_name_before_publishing(tmp_path: Path) -> None:
+    writer = DatasetWriter(str(tmp_path / "out"), "uint16")
+    writer.add(np.arange(10), np.array([10], dtype=np.int32))
+    writer.flush()
+    assert all(path.name.endswith(".partial") for path in tmp_path.iterdir())
+    writer.publish()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out.bin", "out.idx"]
+
+
+def test_resumed_writer_gives_the_same_bytes(tmp_path: Path) -> None:
+    parts = [(np.arange(n), np.array([n], dtype=np.int32)) for n in (5, 9, 2)]
+    with DatasetWriter(str(tmp_path / "whole"), "int32") as whole:
+        for part in parts:
+            whole.add(*part)
+    first = DatasetWriter(str(tmp_path / "resumed"), "int32")
+    first.add(*parts[0])
+    state = first.flush()
+    first.add(np.arange(100), np.array([100], dtype=np.int32))  # lost with the process
+    first.flush()
+    del first
+    with DatasetWriter(str(tmp_path / "resumed"), "int32", resume=state) as second:
+        for part in parts[1:]:
+            second.add(*part)
+    for suffix in (".bin", ".idx"):
+        assert (tmp_path / f"resumed{suffix}").read_bytes() == (tmp_path / f"whole{suffix}").read_bytes()
+
+
+def test_dtype_rule() -> None:
+    assert [token_dtype(size) for size in (65499, 65500, 65536, 65537)] == [
+        "uint16",
+        "int32",
+        "int32",
+        "int32",
+    ]
+    assert [token_dtype(size, megatron_threshold=False) for size in (65536, 65537)] == ["uint16", "int32"]
+
+
+def test_unigram_entropy(tmp_path: Path) -> None:
+    with DatasetWriter(str(tmp_path / "d"), "uint16") as writer:
+        writer.add(np.array([7, 7, 9, 3]), np.array([4], dtype=np.int32))
+    expected = 0.5 * math.log(2) + 2 * 0.25 * math.log(4)
+    assert unigram_entropy(open_dataset(str(tmp_path / "d"))) == pytest.approx(expected, rel=1e-12)

@@ -1,0 +1,183 @@
+"""Every rank sees its own part, all ranks together see everything once, from any place and in any layout."""
+
+from __future__ import annotations
+
+import gc
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from megalite.data.build import Dataset, DocumentRules, build_datasets
+from megalite.data.errors import DataError
+from megalite.data.loader import StepLoader, rank_samples
+from megalite.data.mock_dataset import MockDataset
+from tests.data.corpora import Words, data_config, numbered_dataset
+
+CPU = torch.device("cpu")
+
+
+def mock(samples: int, seq_length: int = 8) -> Dataset:
+    return Dataset(MockDataset(100, seq_length, 1, samples), DocumentRules(eod=0))
+
+
+def drawn(
+    dataset: Dataset, micro: int, global_batch: int, dp: int, consumed: int = 0
+) -> list[list[list[int]]]:
+    """Sample numbers by rank and step."""
+    ranks = []
+    for rank in range(dp):
+        with StepLoader(dataset, micro, global_batch, rank, dp, consumed, CPU) as loader:
+            ranks.append([[int(i) for batch in step for i in batch.sample_index] for step in loader])
+    return ranks
+
+
+@pytest.mark.parametrize(("micro", "dp"), [(1, 1), (2, 2), (4, 1), (1, 4), (1, 8), (2, 4), (8, 1)])
+@pytest.mark.parametrize("consumed", [0, 8, 24])
+def test_a_global_batch_is_the_same_samples_in_any_layout(micro: int, dp: int, consumed: int) -> None:
+    ranks = drawn(mock(50), micro, 8, dp, consumed)
+    steps = list(zip(*ranks, strict=True))
+    assert len(steps) == (50 - consumed) // 8
+    for k, step in enumerate(steps):
+        first = consumed + 8 * k
+        assert sorted(i for rank in step for i in rank) == list(range(first, first + 8))
+
+
+def test_order_inside_a_global_batch_is_megatrons() -> None:
+    assert rank_samples(0, 2, 8, 0, 2).tolist() == [[0, 1], [4, 5]]
+    assert rank_samples(0, 2, 8, 1, 2).tolist() == [[2, 3], [6, 7]]
+
+
+def test_what_does_not_fill_a_global_batch_is_left_for_all_ranks_alike() -> None:
+    # 10 samples, micro-batch 2, 3 ranks
+    assert drawn(mock(10), 2, 6, 3) == [[[0, 1]], [[2, 3]], [[4, 5]]]
+
+
+def test_batches_do_not_depend_on_the_layout() -> None:
+    dataset = mock(16)
+    with StepLoader(dataset, 4, 4, 0, 1, 8, CPU) as loader:
+        (whole,) = next(loader)
+    for rank in range(2):
+        with StepLoader(dataset, 1, 4, rank, 2, 8, CPU) as loader:
+            for batch in next(loader):
+                row = int(batch.sample_index[0]) - 8
+                assert torch.equal(batch.tokens[0], whole.tokens[row])
+                assert torch.equal(batch.labels[0], whole.labels[row])
+
+
+def test_shapes_and_dtypes() -> None:
+    with StepLoader(mock(8), 2, 4, 0, 1, 0, CPU) as loader:
+        step = next(loader)
+        assert loader.wait_seconds > 0
+    assert len(step) == 2
+    batch = step[0]
+    for name, dtype in (
+        ("tokens", torch.int64),
+        ("labels", torch.int64),
+        ("loss_mask", torch.float32),
+        ("position_ids", torch.int64),
+    ):
+        assert getattr(batch, name).shape == (2, 8), name
+        assert getattr(batch, name).dtype == dtype, name
+    assert torch.equal(batch.tokens[:, 1:], batch.labels[:, :-1])
+    assert torch.equal(batch.position_ids, torch.arange(8).expand(2, 8))
+    assert batch.loss_mask.min() == 1
+    assert batch.cu_seqlens is None
+
+
+def test_document_rules(tmp_path: Path) -> None:
+    class Fixed(MockDataset):
+        def read(self, samples: np.ndarray, out: np.ndarray) -> None:
+            out[:] = [[0, 5, 0, 0, 7, 8, 0], [1, 2, 3, 4, 5, 6, 7]]
+
+    rules = DocumentRules(0, reset_position_ids=True, reset_attention_mask=True, eod_mask_loss=True)
+    with StepLoader(Dataset(Fixed(9, 6, 0, 2), rules), 2, 2, 0, 1, 0, CPU) as loader:
+        (batch,) = next(loader)
+    assert batch.loss_mask.tolist() == [[0, 1, 0, 0, 1, 1], [1, 1, 1, 1, 1, 1]]
+    assert batch.position_ids.tolist() == [[0, 0, 1, 0, 0, 1], [0, 1, 2, 3, 4, 5]]
+    assert batch.cu_seqlens is not None
+    assert batch.cu_seqlens.tolist() == [0, 1, 3, 4, 6, 12]
+    assert batch.cu_seqlens.dtype == torch.int32
+    assert batch.max_document_length == 6
+
+
+def test_an_epoch_holds_every_token_once(tmp_path: Path) -> None:
+    prefix = numbered_dataset(tmp_path / "d", documents=40, length=20)
+    datasets = build_datasets(data_config(tmp_path / "cache", prefix), Words(800, 799), 10, 3, (79, 0, 0))
+    assert datasets.train is not None
+    assert len(datasets.train) == 79
+    seen: list[int] = []
+    for rank in range(2):
+        with StepLoader(datasets.train, 1, 2, rank, 2, 0, CPU) as loader:
+            seen += [int(token) for step in loader for batch in step for token in batch.tokens.flatten()]
+    assert len(seen) == len(set(seen)) == 780
+
+
+@pytest.mark.parametrize(("micro", "dp"), [(1, 2), (2, 1), (1, 4)])
+def test_resume_in_another_layout_across_epochs(tmp_path: Path, micro: int, dp: int) -> None:
+    prefix = numbered_dataset(tmp_path / "d", documents=7, length=9)
+    datasets = build_datasets(data_config(tmp_path / "cache", prefix), Words(63, 62), 4, 3, (60, 0, 0))
+    assert datasets.train is not None
+    with StepLoader(datasets.train, 4, 4, 0, 1, 0, CPU) as loader:
+        whole = [step[0].tokens for step in loader]
+    resumed = [torch.empty(4, 4, dtype=torch.int64) for _ in whole[3:]]
+    for rank in range(dp):
+        with StepLoader(datasets.train, micro, 4, rank, dp, 12, CPU) as loader:
+            for k, step in enumerate(loader):
+                for batch in step:
+                    for row, sample in zip(batch.tokens, batch.sample_index, strict=True):
+                        resumed[k][int(sample) - 12 - 4 * k] = row
+    assert all(torch.equal(a, b) for a, b in zip(resumed, whole[3:], strict=True))
+
+
+def test_mistakes_are_messages() -> None:
+    with pytest.raises(
+        DataError, match="global batch 6 is not a multiple of micro-batch 4 x data parallel 1"
+    ):
+        StepLoader(mock(8), 4, 6, 0, 1, 0, CPU)
+    with pytest.raises(DataError, match="9 samples are already consumed, but the dataset has 8"):
+        StepLoader(mock(8), 1, 1, 0, 1, 9, CPU)
+
+
+def test_an_error_while_reading_reaches_the_caller() -> None:
+    class Failing(MockDataset):
+        def read(self, samples: np.ndarray, out: np.ndarray) -> None:
+            if samples[0] == 2:
+                raise DataError("sample 2 is broken")
+            super().read(samples, out)
+
+    with StepLoader(Dataset(Failing(9, 6, 0, 4), DocumentRules(0)), 1, 1, 0, 1, 0, CPU) as loader:
+        assert len([next(loader), next(loader)]) == 2
+        with pytest.raises(DataError, match="sample 2 is broken"):
+            next(loader)
+        with pytest.raises(StopIteration):
+            next(loader)
+
+
+def test_no_thread_is_left_behind() -> None:
+    def readers() -> int:
+        return sum(thread.name == "megalite-data" for thread in threading.enumerate())
+
+    before = readers()
+    with StepLoader(mock(1000), 1, 1, 0, 1, 0, CPU) as loader:
+        next(loader)
+    assert readers() == before
+    forgotten = StepLoader(mock(1000), 1, 1, 0, 1, 0, CPU)
+    thread = forgotten._thread
+    del forgotten
+    gc.collect()
+    thread.join(timeout=10)
+    assert not thread.is_alive()
+
+
+def test_mock_tokens_are_a_function_of_the_sample() -> None:
+    source = MockDataset(50, 16, 7, 100)
+    one, many = np.empty((1, 17), dtype=np.int64), np.empty((100, 17), dtype=np.int64)
+    source.read(np.arange(100), many)
+    source.read(np.array([42]), one)
+    assert np.array_equal(one[0], many[42])
+    assert many.min() >= 0
+    assert many.max() == 49
+    assert len({row.tobytes() for row in many}) == 100

@@ -1,0 +1,131 @@
+"""Ids, the end of document, and what text may not do."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from megalite.data.errors import DataError
+from megalite.data.sample_corpus import EOD_TOKEN, prepare_sample, train_tokenizer
+from megalite.data.tokenizer import Tokenizer, build_tokenizer
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("tokenizer")
+    corpus = folder / "corpus.jsonl"
+    corpus.write_text(
+        "".join(json.dumps({"text": f"the cat sat on mat {i % 7} naïve"}) + "\n" for i in range(50))
+    )
+    train_tokenizer(corpus, folder / "tokenizer.json", 300)
+    return folder
+
+
+def make(kind: str = "HuggingFaceTokenizer", vocab_size: int | None = None, **given: object) -> Tokenizer:
+    options = {
+        key: given.pop(key)
+        for key in ("eod_token", "add_special_tokens", "allow_special_tokens")
+        if key in given
+    }
+    fields = dict.fromkeys(("tokenizer_model", "vocab_file", "merge_file", "null_tokenizer_eod_id")) | given
+    return build_tokenizer(SimpleNamespace(tokenizer_type=kind, **fields), vocab_size, **options)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", ["", "tokenizer.json"])
+def test_tokenizer_json_or_its_folder(trained: Path, name: str) -> None:
+    tokenizer = make(tokenizer_model=str(trained / name))
+    texts = ["the cat naïve 🙂", "", " two  spaces\n"]
+    ids = tokenizer.encode_batch(texts)
+    assert [tokenizer.decode(each) for each in ids] == texts
+    flat, lengths = tokenizer.encode_flat(texts)
+    assert flat.tolist() == [token for each in ids for token in each]
+    assert lengths.tolist() == [len(each) for each in ids]
+    assert flat.dtype == lengths.dtype == np.dtype(np.int32)
+    assert tokenizer.vocab_size <= 300
+    assert tokenizer.eod == tokenizer.vocab_size - 1
+
+
+def test_spelled_special_tokens_are_text_unless_allowed(trained: Path) -> None:
+    text = f"a{EOD_TOKEN}b"
+    safe, megatron = (
+        make(tokenizer_model=str(trained), allow_special_tokens=allow) for allow in (False, True)
+    )
+    assert safe.eod not in safe.encode_batch([text])[0]
+    assert safe.decode(safe.encode_batch([text])[0]) == text
+    assert megatron.eod in megatron.encode_batch([text])[0]
+    assert safe.encode_batch(["a b"]) == megatron.encode_batch(["a b"])
+
+
+def test_gpt2_bpe_equals_the_tokenizer_json(trained: Path, tmp_path: Path) -> None:
+    model = json.loads((trained / "tokenizer.json").read_text())["model"]
+    vocab = {**model["vocab"], EOD_TOKEN: len(model["vocab"])}
+    (tmp_path / "vocab.json").write_text(json.dumps(vocab))
+    merges = [" ".join(merge) if isinstance(merge, list) else merge for merge in model["merges"]]
+    (tmp_path / "merges.txt").write_text("#version: 0.2\n" + "\n".join(merges) + "\n")
+    tokenizer = make(
+        "GPT2BPETokenizer", vocab_file=str(tmp_path / "vocab.json"), merge_file=str(tmp_path / "merges.txt")
+    )
+    reference = make(tokenizer_model=str(trained))
+    texts = ["the cat sat naïve", f"on the{EOD_TOKEN} mat", "x" * 50]
+    assert tokenizer.encode_batch(texts) == reference.encode_batch(texts)
+    assert (tokenizer.eod, tokenizer.vocab_size) == (reference.eod, reference.vocab_size)
+
+
+def test_eod_must_exist(trained: Path, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"--eod-token <end>: not in the vocabulary .*<\|endoftext\|>"):
+        _ = make(tokenizer_model=str(trained), eod_token="<end>").eod
+    content = json.loads((trained / "tokenizer.json").read_text())
+    content["added_tokens"] = []
+    (tmp_path / "tokenizer.json").write_text(json.dumps(content))
+    with pytest.raises(DataError, match="does not say which token ends a document; name it: --eod-token"):
+        _ = make(tokenizer_model=str(tmp_path)).eod
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": {"content": "the"}}))
+    content["model"]["vocab"]["the"] = 290
+    (tmp_path / "tokenizer.json").write_text(json.dumps(content))
+    assert make(tokenizer_model=str(tmp_path)).eod == 290
+
+
+def test_padding_and_truncation_of_the_file_are_ignored(trained: Path, tmp_path: Path) -> None:
+    content = json.loads((trained / "tokenizer.json").read_text())
+    content["truncation"] = {"direction": "Right", "max_length": 2, "strategy": "LongestFirst", "stride": 0}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(content))
+    text = "the cat sat on the mat " * 5
+    assert make(tokenizer_model=str(tmp_path)).encode_batch([text]) == make(
+        tokenizer_model=str(trained)
+    ).encode_batch([text])
+
+
+def test_missing_or_damaged_files(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_text("{}")
+    with pytest.raises(DataError, match=r"tokenizer\.json: cannot be read"):
+        make(tokenizer_model=str(tmp_path))
+    with pytest.raises(DataError, match=r"--tokenizer-model .*nowhere"):
+        make(tokenizer_model=str(tmp_path / "nowhere"))
+    with pytest.raises(DataError, match="--tokenizer-model"):
+        make()
+    with pytest.raises(DataError, match="--merge-file"):
+        make("GPT2BPETokenizer", vocab_file=str(tmp_path / "tokenizer.json"))
+
+
+def test_null_tokenizer() -> None:
+    tokenizer = make("NullTokenizer", 50257)
+    assert tokenizer.encode_batch(["1 2  50256", ""]) == [[1, 2, 50256], []]
+    assert (tokenizer.eod, tokenizer.vocab_size) == (50256, 50257)
+    assert make("NullTokenizer", 32000, null_tokenizer_eod_id=2).eod == 2
+    with pytest.raises(DataError, match="end-of-document id 9: outside the vocabulary of 9"):
+        make("NullTokenizer", 9, null_tokenizer_eod_id=9).check_eod()
+    with pytest.raises(DataError, match="--vocab-size None"):
+        make("NullTokenizer")
+
+
+def test_sample_is_made_once_and_the_same(trained: Path, tmp_path: Path) -> None:
+    source = trained / "corpus.jsonl"
+    assert prepare_sample(source, tmp_path / "a", 300) == ["corpus.jsonl", "tokenizer.json"]
+    assert prepare_sample(source, tmp_path / "b", 300) == ["corpus.jsonl", "tokenizer.json"]
+    assert (tmp_path / "a" / "tokenizer.json").read_bytes() == (
+        tmp_path / "b" / "tokenizer.json"
+    ).read_bytes()

@@ -1,0 +1,55 @@
+#!/usr/bin/env python3
+"""The sample corpus with a small byte-level BPE tokenizer trained on it: FOLDER/corpus.jsonl and
+FOLDER/tokenizer.json.
+
+    python tools/prepare_sample.py --output runs/sample
+    python tools/prepare_sample.py --entropy runs/sample/corpus_text_document
+
+What is already there is kept. --entropy prints the unigram entropy of a binary dataset in nats a token: the
+loss of a model that has only learned how frequent each token is.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+SAMPLE = Path(__file__).resolve().parent.parent / "examples" / "data" / "sample.jsonl"
+
+
+def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("--output", type=Path, help="Folder to fill.")
+    what.add_argument("--entropy", metavar="PREFIX", help="Dataset whose unigram entropy is printed.")
+    parser.add_argument(
+        "--input", type=Path, default=SAMPLE, help="JSON lines with a text each (default: the sample corpus)."
+    )
+    parser.add_argument("--vocab-size", type=int, default=4096, help="Ids of the tokenizer (default 4096).")
+    return parser.parse_args(argv)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    args = arguments(argv)
+    from megalite.data.errors import DataError
+    from megalite.data.indexed_dataset import open_dataset, unigram_entropy
+    from megalite.data.sample_corpus import prepare_sample
+
+    try:
+        if args.entropy:
+            print(f"{unigram_entropy(open_dataset(args.entropy)):.4f}")
+            return 0
+        made = prepare_sample(args.input, args.output, args.vocab_size)
+    except DataError as error:
+        print(f"prepare_sample: error: {error}", file=sys.stderr)
+        return 1
+    print(f"{args.output}: {', '.join(made)} made" if made else f"{args.output}: complete, nothing to do")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
