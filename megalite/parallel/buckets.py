@@ -187,7 +187,7 @@ class GradientBuckets:
 
 def main_grad(param: nn.Parameter) -> torch.Tensor:
     """The accumulated gradient of a parameter that lives in a bucket; same shape as the parameter."""
-    return param.main_grad  # type: ignore[attr-defined, no-any-return]
+    return param.main_grad  # type: ignore[attr-defined]
 
 
 def _lay_out(groups: list[list[nn.Parameter]]) -> list[FlatBucket]:

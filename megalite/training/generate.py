@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 
 from megalite.accelerator import local_device
 from megalite.checkpoint import CheckpointNotFoundError, latest_iteration, load, read_state
-from megalite.config import Config, config_from_dict
+from megalite.config import config_from_dict
 from megalite.data.tokenizer import Tokenizer, build_tokenizer
 from megalite.model.gpt import GPTStage
 from megalite.parallel.topology import build_topology
@@ -45,7 +45,7 @@ def load_model(directory: str, iteration: int | None = None) -> tuple[GPTStage, 
     found = latest_iteration(directory) if iteration is None else iteration
     if found is None:
         raise CheckpointNotFoundError(f"{directory} has no checkpoint")
-    config = _alone(config_from_dict(read_state(directory, found)["config"]))
+    config = config_from_dict(read_state(directory, found)["config"])
     tokenizer = build_tokenizer(config.data, config.model.vocab_size)
     dtype: torch.dtype = getattr(torch, config.precision.params_dtype)
     model = GPTStage(config.model, build_topology(1, 1, local_device()), dtype, config.run.seed)
@@ -53,11 +53,6 @@ def load_model(directory: str, iteration: int | None = None) -> tuple[GPTStage, 
     blocks = [block for param in parameters for block in parameter_block("model", param, param.detach())]
     load(directory, blocks, found, ignored_prefixes=("optimizer.",))
     return model, tokenizer
-
-
-def _alone(config: Config) -> Config:
-    single = {"tensor_model_parallel_size": 1, "pipeline_model_parallel_size": 1, "sequence_parallel": False}
-    return replace(config, parallel=replace(config.parallel, **single))
 
 
 @torch.no_grad()

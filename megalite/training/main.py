@@ -21,7 +21,7 @@ def main(argv: Sequence[str]) -> int:
     config = parse_or_exit(argv, world_size, rank)
     from torch.distributed.elastic.multiprocessing.errors import record
 
-    return int(record(_run)(config, rank, world_size))
+    return record(_run)(config, rank, world_size) or 0
 
 
 def _run(config: Config, rank: int, world_size: int) -> int:
