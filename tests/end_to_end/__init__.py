@@ -1,0 +1,1 @@
+"""The command that people type, run for real with two processes."""

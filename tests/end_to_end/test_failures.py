@@ -1,0 +1,105 @@
+"""What cannot work ends at once, non-zero, with its reason visible."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from tests.end_to_end.launch import LIMIT_SECONDS, MODEL_FLAGS, ROOT, SCRIPT, command, environment, launch
+
+
+def test_configuration_errors_are_told_once_and_all_together() -> None:
+    done = launch("--tensor-model-parallel-size", "3", "--sequence-paralel", "--micro-batch-size", "0")
+    assert done.returncode == 2
+    for flag in ("--tensor-model-parallel-size 3", "--sequence-paralel", "--micro-batch-size 0"):
+        assert done.stderr.count(flag) == 1, done.stderr
+    assert "did you mean --sequence-parallel?" in done.stderr
+    assert "Traceback" not in done.stderr + done.stdout
+
+
+def test_configuration_errors_under_torchrun_are_told_by_one_rank() -> None:
+    flags = [part for name, value in MODEL_FLAGS.items() for part in (f"--{name}", value)]
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    done = subprocess.run(
+        [*torchrun, str(SCRIPT), *flags, "--mock-data", "--num-attention-heads", "5"],
+        cwd=ROOT,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_SECONDS,
+        check=False,
+    )
+    assert done.returncode != 0
+    assert "exitcode  : 2" in done.stderr
+    assert done.stderr.count("--num-attention-heads 5:") == 1, done.stderr
+
+
+def test_a_folder_that_cannot_be_written_is_told_before_the_run(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    done = launch("--save", str(tmp_path / "file" / "checkpoints"))
+    assert done.returncode == 2
+    assert f"--save {tmp_path}/file/checkpoints" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
+def test_a_rank_that_raises_ends_the_job_with_its_message() -> None:
+    """The last rank alone writes the metrics; the first waits for its gradient when the disk is full."""
+    done = launch("--pipeline-model-parallel-size", "2", "--metrics-file", "/dev/full")
+    assert done.returncode == 1
+    assert "No space left on device" in done.stderr
+    assert "rank      : 1 (local_rank: 1)" in done.stderr.split("Root Cause")[1]
+
+
+@pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="finds the rank through /proc")
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_that_is_killed_ends_the_job(rank: int, tmp_path: Path) -> None:
+    mark = f"STARTED_BY={tmp_path}"
+    process = subprocess.Popen(
+        command("--train-iters", "1000000", "--pipeline-model-parallel-size", "2"),
+        cwd=ROOT,
+        env={**environment(), "STARTED_BY": str(tmp_path)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    watchdog = threading.Timer(LIMIT_SECONDS, kill_all, (mark,))
+    watchdog.start()
+    try:
+        assert process.stdout is not None
+        assert any(" iteration        3/" in line for line in process.stdout), "the run never got going"
+        (victim,) = processes_with(mark, f"RANK={rank}")
+        os.kill(victim, signal.SIGKILL)
+        _, errors = process.communicate()
+        assert process.returncode == 1, "the job must end by itself"
+        assert f"Signal 9 (SIGKILL) received by PID {victim}" in errors
+        assert not processes_with(mark), "no rank may outlive the job"
+    finally:
+        watchdog.cancel()
+        kill_all(mark)
+
+
+def processes_with(*variables: str) -> list[int]:
+    """The processes that have all these in their environment."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            present = (folder / "environ").read_bytes().split(b"\0")
+        except OSError:  # gone meanwhile, or not ours
+            continue
+        if all(variable.encode() in present for variable in variables):
+            found.append(int(folder.name))
+    return found
+
+
+def kill_all(mark: str) -> None:
+    for process in processes_with(mark):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(process, signal.SIGKILL)
