@@ -186,7 +186,7 @@ cross_entropy_statistics = register(
     _statistics,
     _statistics_fake,
 )
-_cross_entropy_backward = register(
+cross_entropy_backward = register(
     "cross_entropy_backward(Tensor grad, Tensor logits, Tensor target, Tensor normaliser,"
     " int vocab_start, int vocab_size, int ignore_index,"
     " float label_smoothing, float z_loss, str backend) -> Tensor",
@@ -259,7 +259,7 @@ class _CrossEntropy(torch.autograd.Function):
             torch.autograd.graph.increment_version(logits)
             grad_logits = logits.detach()
         else:
-            grad_logits = _cross_entropy_backward(grad, logits, target, normaliser, *ctx.constants)
+            grad_logits = cross_entropy_backward(grad, logits, target, normaliser, *ctx.constants)
         return grad_logits, *(None,) * 9
 
 

@@ -10,7 +10,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from megalite.kernels.launch import as_rows, run, warn_unaligned
+from megalite.kernels import launch
+from megalite.kernels.launch import as_rows, warn_unaligned
 
 STATISTICS_BLOCK = 4096
 STATISTICS_WARPS = 8
@@ -111,7 +112,7 @@ def statistics(
         "rows": rows, "columns": columns, "vocab_start": vocab_start, "ignore_index": ignore_index,
         "SUM": with_sum, "BLOCK": STATISTICS_BLOCK, "LANES": 16 // logits.element_size(),
     }  # fmt: skip
-    run(statistics_kernel, (rows,), arguments, logits.device, num_warps=STATISTICS_WARPS)
+    launch.run(statistics_kernel, (rows,), arguments, logits.device, num_warps=STATISTICS_WARPS)
     return stats
 
 
@@ -131,4 +132,4 @@ def backward(
         "vocab_start": vocab_start, "ignore_index": ignore_index, "label_smoothing": label_smoothing,
         "smoothing_share": label_smoothing / vocab_size, "z_loss": z_loss, "BLOCK": BACKWARD_BLOCK,
     }  # fmt: skip
-    run(backward_kernel, (rows * tiles,), arguments, logits.device, num_warps=BACKWARD_WARPS)
+    launch.run(backward_kernel, (rows * tiles,), arguments, logits.device, num_warps=BACKWARD_WARPS)

@@ -14,7 +14,24 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from megalite.kernels.launch import as_rows, power_of_two, processors, run, warn_unaligned
+from megalite.kernels import launch
+from megalite.kernels.launch import as_rows, power_of_two, processors, warn_unaligned
+
+
+@triton.jit
+def _wide(pointers, mask, POLICY: tl.constexpr):
+    """Loaded as fp32, zero where masked."""
+    return tl.load(pointers, mask=mask, other=0.0, eviction_policy=POLICY).to(tl.float32)
+
+
+@triton.jit
+def _source(X, R, S, x_at, r_at, mask):
+    """x, or x + r as rounded to S's dtype: what backward will see is what is normalised."""
+    s = tl.load(X + x_at, mask=mask, other=0.0).to(tl.float32)
+    if R is not None:
+        s += tl.load(R + r_at, mask=mask, other=0.0).to(tl.float32)
+        s = s.to(S.dtype.element_ty).to(tl.float32)
+    return s
 
 
 @triton.jit
@@ -22,34 +39,26 @@ def forward_kernel(
     X, R, W, Y, S, RSTD, x_stride, r_stride, rows, columns, eps, weight_offset,
     ROWS: tl.constexpr, BLOCK: tl.constexpr, CHUNKS: tl.constexpr,
 ):  # fmt: skip
-    """ROWS rows a program: s = x + r where a residual R is given (stored to S), y = s * rstd * (w +
-    offset).
-    """
+    """ROWS rows a program: y = s * rstd * (w + offset) where s is x, or x + r (then stored to S)."""
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
     inside = row < rows
+    place = tl.arange(0, BLOCK)[None, :]
     squares = tl.zeros((ROWS, BLOCK), tl.float32)
-    for chunk in tl.static_range(CHUNKS):
-        column = chunk * BLOCK + tl.arange(0, BLOCK)[None, :]
+    s = squares
+    for chunk in range(CHUNKS):
+        column = chunk * BLOCK + place
         mask = inside & (column < columns)
-        s = tl.load(X + row * x_stride + column, mask=mask, other=0.0).to(tl.float32)
+        s = _source(X, R, S, row * x_stride + column, row * r_stride + column, mask)
         if R is not None:
-            s += tl.load(R + row * r_stride + column, mask=mask, other=0.0).to(tl.float32)
-            stored = s.to(S.dtype.element_ty)  # what backward will see is what is normalised
-            tl.store(S + row * columns + column, stored, mask=mask)
-            s = stored.to(tl.float32)
+            tl.store(S + row * columns + column, s.to(S.dtype.element_ty), mask=mask)
         squares += s * s
     rstd = tl.rsqrt(tl.sum(squares, 1)[:, None] / columns + tl.cast(eps, tl.float32))
     tl.store(RSTD + row, rstd, mask=inside)
-    for chunk in tl.static_range(CHUNKS):
-        column = chunk * BLOCK + tl.arange(0, BLOCK)[None, :]
+    for chunk in range(CHUNKS):
+        column = chunk * BLOCK + place
         mask = inside & (column < columns)
-        if CHUNKS > 1:
-            if R is None:
-                s = tl.load(X + row * x_stride + column, mask=mask, other=0.0).to(tl.float32)
-            else:  # the sum is made again: reading S back would race with other threads' stores
-                s = tl.load(X + row * x_stride + column, mask=mask, other=0.0).to(tl.float32)
-                s += tl.load(R + row * r_stride + column, mask=mask, other=0.0).to(tl.float32)
-                s = s.to(S.dtype.element_ty).to(tl.float32)
+        if CHUNKS > 1:  # made again from cache: reading S back would race with other threads' stores
+            s = _source(X, R, S, row * x_stride + column, row * r_stride + column, mask)
         w = tl.load(W + column, mask=column < columns, other=0.0).to(tl.float32)
         y = s * rstd * (w + tl.cast(weight_offset, tl.float32))
         tl.store(Y + row * columns + column, y.to(Y.dtype.element_ty), mask=mask)
@@ -58,16 +67,18 @@ def forward_kernel(
 @triton.jit
 def backward_kernel(
     DY, DS, X, W, RSTD, DX, PARTIAL, dy_stride, ds_stride, x_stride, rows, columns, weight_offset,
-    ROWS: tl.constexpr, BLOCK: tl.constexpr, CHUNKS: tl.constexpr, RELOAD: tl.constexpr,
+    ROWS: tl.constexpr, BLOCK: tl.constexpr, CHUNKS: tl.constexpr,
 ):  # fmt: skip
     """dx = rstd * (dy (w + offset) - x_hat mean(dy (w + offset) x_hat)) + ds, and this program's sum of dy
     x_hat.
 
     Program (p, c) takes every num_programs-th group of ROWS rows and writes columns c BLOCK to (c + 1) BLOCK.
-    RELOAD reads the operands a second time instead of holding them in registers across the reduction.
+    The operands are read a second time, from cache, rather than held in registers across the reduction: at
+    8192 columns 64 registers a thread instead of 128, so twice the warps to hide the memory's latency.
     """
     offset = tl.cast(weight_offset, tl.float32)
-    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)[None, :]
+    place = tl.arange(0, BLOCK)[None, :]
+    column = tl.program_id(1) * BLOCK + place
     within = column < columns
     accumulated = tl.zeros((ROWS, BLOCK), tl.float32)
     for first in range(tl.program_id(0) * ROWS, rows, tl.num_programs(0) * ROWS):
@@ -75,25 +86,21 @@ def backward_kernel(
         inside = row < rows
         rstd = tl.load(RSTD + row, mask=inside, other=0.0)
         products = tl.zeros((ROWS, BLOCK), tl.float32)
-        for chunk in tl.static_range(CHUNKS):
-            every = chunk * BLOCK + tl.arange(0, BLOCK)[None, :]
+        for chunk in range(CHUNKS):
+            every = chunk * BLOCK + place
             mask = inside & (every < columns)
-            x = tl.load(X + row * x_stride + every, mask=mask, other=0.0, eviction_policy="evict_last")
-            dy = tl.load(DY + row * dy_stride + every, mask=mask, other=0.0, eviction_policy="evict_last")
-            w = tl.load(W + every, mask=every < columns, other=0.0, eviction_policy="evict_last")
-            x = x.to(tl.float32)
-            dy = dy.to(tl.float32)
-            w = w.to(tl.float32) + offset
+            # The eviction hints keep the two reads apart: the compiler would make them one and hold its
+            # registers.
+            x = _wide(X + row * x_stride + every, mask, "evict_last")
+            dy = _wide(DY + row * dy_stride + every, mask, "evict_last")
+            w = _wide(W + every, every < columns, "evict_last")
+            w += offset
             products += x * dy * w
         mean = tl.sum(products, 1)[:, None] * rstd / columns
         mask = inside & within
-        if RELOAD:
-            x = tl.load(X + row * x_stride + column, mask=mask, other=0.0, eviction_policy="evict_first")
-            dy = tl.load(DY + row * dy_stride + column, mask=mask, other=0.0, eviction_policy="evict_first")
-            w = tl.load(W + column, mask=within, other=0.0)
-            x = x.to(tl.float32)
-            dy = dy.to(tl.float32)
-            w = w.to(tl.float32) + offset
+        x = _wide(X + row * x_stride + column, mask, "evict_first")
+        dy = _wide(DY + row * dy_stride + column, mask, "evict_first")
+        w = tl.load(W + column, mask=within, other=0.0).to(tl.float32) + offset
         x_hat = x * rstd
         dx = (dy * w - x_hat * mean) * rstd
         accumulated += dy * x_hat
@@ -112,7 +119,6 @@ class Plan:
     block: int
     chunks: int
     warps: int
-    reload: bool = False
     programs_per_processor: int = 0  # backward only
 
 
@@ -128,11 +134,11 @@ def forward_plan(columns: int) -> Plan:
 
 
 def backward_plan(columns: int) -> Plan:
-    """As forward; from 8192 columns on the operands are read again from cache to leave registers for dw."""
+    """As forward, but one tile of at most 16,384 columns: longer rows are split over programs."""
     block = min(16384, power_of_two(columns))
     rows = max(1, 2048 // block)
     warps = max(4, min(16, rows * block // 512))
-    return Plan(rows, block, -(-columns // block), warps, block >= 8192, 4 if block <= 4096 else 2)
+    return Plan(rows, block, -(-columns // block), warps, 4 if block <= 4096 else 2)
 
 
 def forward(
@@ -152,7 +158,7 @@ def forward(
         "columns": columns, "eps": eps, "weight_offset": weight_offset,
         "ROWS": plan.rows, "BLOCK": plan.block, "CHUNKS": plan.chunks,
     }  # fmt: skip
-    run(forward_kernel, (-(-rows // plan.rows),), arguments, x.device, num_warps=plan.warps)
+    launch.run(forward_kernel, (-(-rows // plan.rows),), arguments, x.device, num_warps=plan.warps)
     return y, total, rstd
 
 
@@ -175,7 +181,6 @@ def backward(
         "ds_stride": 0 if ds_rows is None else ds_rows.stride(0), "x_stride": x_rows.stride(0), "rows": rows,
         "columns": columns, "weight_offset": weight_offset,
         "ROWS": plan.rows, "BLOCK": plan.block, "CHUNKS": plan.chunks,
-        "RELOAD": plan.reload or plan.chunks > 1,
     }  # fmt: skip
-    run(backward_kernel, (programs, plan.chunks), arguments, x.device, num_warps=plan.warps)
+    launch.run(backward_kernel, (programs, plan.chunks), arguments, x.device, num_warps=plan.warps)
     return grad_x, partial.sum(0).to(weight.dtype)

@@ -1,0 +1,197 @@
+"""Compile exactly what an operation would launch, for an accelerator that is not here, and read the result.
+
+`record` lets the real launch code run on meta tensors and notes each kernel with the types and
+specialisations that Triton's launcher would derive from the arguments; `compile_for` builds that for a target
+with the tools of Triton's wheel.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.backends.nvidia.compiler import get_ptxas
+from triton.compiler import ASTSource
+
+from megalite.kernels import launch
+
+TARGETS = {
+    "sm_80": GPUTarget("cuda", 80, 32),
+    "sm_90": GPUTarget("cuda", 90, 32),
+    "sm_100": GPUTarget("cuda", 100, 32),
+    "gfx942": GPUTarget("hip", "gfx942", 64),
+}
+SHARED_LIMIT = {"sm_80": 163 * 1024, "sm_90": 227 * 1024, "sm_100": 227 * 1024, "gfx942": 64 * 1024}
+REGISTERS = 65536  # of a multiprocessor
+
+_POINTERS = {
+    torch.bfloat16: "*bf16",
+    torch.float16: "*fp16",
+    torch.float32: "*fp32",
+    torch.int64: "*i64",
+    torch.int32: "*i32",
+    torch.int16: "*i16",
+}
+
+
+@dataclass(frozen=True)
+class Launch:
+    """A kernel with what Triton specialises it on."""
+
+    kernel: Any
+    signature: dict[str, str]
+    constants: dict[str, Any]
+    aligned: tuple[str, ...]
+    options: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Resources:
+    """What one compiled kernel takes, and how it reaches global memory: bits of each access in its code."""
+
+    registers: int
+    spill_bytes: int
+    shared_bytes: int
+    threads: int
+    accesses: tuple[int, ...]
+    fp64_instructions: int
+    barriers: int
+
+    @property
+    def wide(self) -> int:
+        """Accesses of at least 128 bits."""
+        return sum(bits >= 128 for bits in self.accesses)
+
+    @property
+    def narrow(self) -> int:
+        """Accesses of less than 128 bits: scalars, masks, or vectorisation that was lost."""
+        return len(self.accesses) - self.wide
+
+
+def describe(kernel: Any, arguments: dict[str, Any], options: dict[str, Any]) -> Launch:
+    """Types and specialisation as Triton's launcher makes them: ones and None constant, multiples of 16
+    known as such.
+    """
+    signature: dict[str, str] = {}
+    constants: dict[str, Any] = {}
+    aligned: list[str] = []
+    for parameter in kernel.params:
+        name, value = parameter.name, arguments[parameter.name]
+        if parameter.is_constexpr or value is None or (type(value) is int and value == 1):
+            signature[name], constants[name] = "constexpr", value
+        elif isinstance(value, torch.Tensor):
+            signature[name] = _POINTERS[value.dtype]
+            if value.data_ptr() % 16 == 0 and value.storage_offset() * value.element_size() % 16 == 0:
+                aligned.append(name)
+        elif type(value) is int:
+            signature[name] = "i32" if -(2**31) <= value < 2**31 else "i64"
+            if value % 16 == 0:
+                aligned.append(name)
+        else:
+            signature[name] = "fp32"
+    return Launch(kernel, signature, constants, tuple(aligned), options)
+
+
+def record(operation: Callable[[], object]) -> list[Launch]:
+    """What `operation` would launch; its tensors may be on the meta device."""
+    launches: list[Launch] = []
+
+    def note(
+        kernel: Any, grid: tuple[int, ...], arguments: dict[str, Any], device: torch.device, **options: Any
+    ) -> None:
+        launches.append(describe(kernel, arguments, options))
+
+    original = launch.run
+    launch.run = note
+    try:
+        operation()
+    finally:
+        launch.run = original
+    return launches
+
+
+def compile_for(target: str, what: Launch) -> Resources:
+    """Compile `what` for `target` and read registers, spills, shared memory and global accesses from the
+    result.
+    """
+    place = what.kernel.arg_names.index
+    source = ASTSource(
+        what.kernel,
+        what.signature,
+        constexprs={(place(name),): value for name, value in what.constants.items()},
+        attrs={(place(name),): [["tt.divisibility", 16]] for name in what.aligned},
+    )
+    options = {**what.options, "enable_fp_fusion": True}
+    built = triton.compile(source, target=TARGETS[target], options=options)
+    read = _read_amd if target.startswith("gfx") else _read_nvidia
+    return read(built)
+
+
+def _read_nvidia(built: Any) -> Resources:
+    ptx = built.asm["ptx"]
+    architecture = re.search(r"\.target (sm_(\d+)\w*)", ptx)
+    if architecture is None:
+        raise RuntimeError("the PTX names no target")
+    ptxas = get_ptxas(int(architecture[2])).path
+    with tempfile.NamedTemporaryFile("w", suffix=".ptx") as file:
+        file.write(ptx)
+        file.flush()
+        usage = subprocess.run(
+            [ptxas, "-v", f"--gpu-name={architecture[1]}", file.name, "-o", os.devnull],
+            capture_output=True, text=True, check=True,
+        ).stderr  # fmt: skip
+    registers = re.search(r"Used (\d+) registers", usage)
+    spills = re.search(r"(\d+) bytes spill stores, (\d+) bytes spill loads", usage)
+    if registers is None or spills is None:
+        raise RuntimeError(f"ptxas -v printed no resource usage:\n{usage}")
+    accesses = re.findall(r"\b(?:ld|st)\.global(?:\.[a-zA-Z_][\w:]*)*?(?:\.v(\d))?\.[a-z](\d+)\b", ptx)
+    return Resources(
+        registers=int(registers[1]),
+        spill_bytes=int(spills[1]) + int(spills[2]),
+        shared_bytes=built.metadata.shared,
+        threads=built.metadata.num_warps * 32,
+        accesses=tuple(int(vector or 1) * int(bits) for vector, bits in accesses),
+        fp64_instructions=len(re.findall(r"\.f64\b", ptx)),
+        barriers=len(re.findall(r"\bbar\.sync", ptx)),
+    )
+
+
+def _read_amd(built: Any) -> Resources:
+    code = built.asm["amdgcn"]
+
+    def value(name: str) -> int:
+        found = re.search(rf"\.{name}:\s+(\d+)", code)
+        if found is None:
+            raise RuntimeError(f"the compiled code does not say {name}")
+        return int(found[1])
+
+    bits = {
+        "dwordx4": 128,
+        "dwordx3": 96,
+        "dwordx2": 64,
+        "dword": 32,
+        "short": 16,
+        "ushort": 16,
+        "byte": 8,
+        "ubyte": 8,
+    }
+    accesses = re.findall(
+        r"\b(?:global|buffer)_(?:load|store)_(dwordx4|dwordx3|dwordx2|dword|u?short|u?byte)", code
+    )
+    return Resources(
+        registers=value("vgpr_count") + value("agpr_count"),
+        spill_bytes=4 * value("vgpr_spill_count"),
+        shared_bytes=built.metadata.shared,
+        threads=built.metadata.num_warps * 64,
+        accesses=tuple(bits[width] for width in accesses),
+        fp64_instructions=len(re.findall(r"\bv_\w+_f64\b", code)),
+        barriers=len(re.findall(r"\bs_barrier", code)),
+    )

@@ -1,0 +1,55 @@
+"""One call of every registered operator, for torch's own checker of operators."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+import megalite.kernels  # noqa: F401  registers the operators
+
+
+@dataclass(frozen=True)
+class Case:
+    """An operator and its arguments before the backend."""
+
+    name: str
+    arguments: Callable[[], tuple[Any, ...]]
+
+
+def _normal(*shape: int) -> torch.Tensor:
+    return torch.randn(shape, device="cuda" if torch.cuda.is_available() else "cpu")
+
+
+def _ids(*shape: int) -> torch.Tensor:
+    return torch.zeros(shape, dtype=torch.int64, device="cuda" if torch.cuda.is_available() else "cpu")
+
+
+CASES = (
+    Case("rms_norm_forward", lambda: (_normal(3, 32), _normal(32), 1e-5, 0.0)),
+    Case("add_rms_norm_forward", lambda: (_normal(3, 32), _normal(3, 32), _normal(32), 1e-5, 0.0)),
+    Case("rms_norm_backward", lambda: (_normal(3, 32), None, _normal(3, 32), _normal(32), _normal(3), 0.0)),
+    Case("swiglu_forward", lambda: (_normal(3, 32), _normal(3, 32))),
+    Case("swiglu_backward", lambda: (_normal(3, 32), _normal(3, 32), _normal(3, 32))),
+    Case(
+        "rope",
+        lambda: (_normal(3, 1, 2, 16), _normal(3, 1, 1, 16), _normal(3, 8), _normal(3, 8), False, True),
+    ),
+    Case("cross_entropy_statistics", lambda: (_normal(3, 32), _ids(3), 0, 30, -100, True)),
+    Case(
+        "cross_entropy_backward",
+        lambda: (_normal(3), _normal(3, 32), _ids(3), _normal(2, 3), 0, 30, -100, 0.1, 1e-3),
+    ),
+    Case(
+        "cross_entropy_backward_",
+        lambda: (_normal(3), _normal(3, 32), _ids(3), _normal(2, 3), 0, 30, -100, 0.1, 1e-3),
+    ),
+)
+
+
+def check_operator(case: Case, backend: str) -> None:
+    """Hold the operator's schema, aliasing, fake form and traced form against what it does."""
+    operator = getattr(torch.ops.megalite, case.name).default
+    torch.library.opcheck(operator, (*case.arguments(), backend))

@@ -1,0 +1,167 @@
+"""Every kernel that can be launched compiles for four accelerators, within their resources and at full
+access width.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from megalite.kernels import cross_entropy_triton, rms_norm_triton, rope_triton, swiglu_triton
+from tests.kernels.ahead_of_time import (
+    REGISTERS,
+    SHARED_LIMIT,
+    TARGETS,
+    Launch,
+    Resources,
+    compile_for,
+    record,
+)
+
+BF16, FP32 = torch.bfloat16, torch.float32
+HIDDEN = (128, 1024, 2048, 4096, 5120, 8192, 16384, 65536)
+
+
+@dataclass(frozen=True)
+class Case:
+    """What is launched, and what it is allowed: narrow accesses of its scalars and masks, spills."""
+
+    name: str
+    operation: Callable[[], object]
+    scalars: int
+    spill_bytes: int = 0
+    half_wide_on_amd: int = 0
+
+
+def meta(*shape: int, dtype: torch.dtype = BF16) -> Tensor:
+    return torch.empty(shape, dtype=dtype, device="meta")
+
+
+def rms_norm(
+    hidden: int, dtype: torch.dtype, residual: torch.dtype | None, backward: bool
+) -> Callable[[], object]:
+    x, weight, rstd = meta(4096, hidden, dtype=dtype), meta(hidden, dtype=dtype), meta(4096, dtype=FP32)
+    other = None if residual is None else meta(4096, hidden, dtype=residual)
+    if backward:
+        source = x if other is None else other
+        return lambda: rms_norm_triton.backward(x, other, source, weight, rstd, 0.0)
+    return lambda: rms_norm_triton.forward(x, other, weight, 1e-5, 0.0)
+
+
+def cases() -> Iterator[Case]:
+    # A row's statistics are one 4-byte access; rows shorter than a program's tile share it between several.
+    for hidden in HIDDEN:
+        scalars = 1 if hidden >= 2048 else 5
+        yield Case(f"rms_norm forward {hidden}", rms_norm(hidden, BF16, None, False), scalars)
+        # ptxas keeps to 64 registers (two blocks a multiprocessor) at the price of four; at 65,536 the four
+        # sweeps
+        # of a row cost address registers. Both stay in the first-level cache.
+        spill = 176 if hidden == 65536 else 16
+        yield Case(f"rms_norm backward {hidden}", rms_norm(hidden, BF16, None, True), scalars, spill)
+    for residual in (BF16, FP32):
+        for hidden in (4096, 16384):
+            name = f"add_rms_norm {'bf16' if residual == BF16 else 'fp32'} residual {hidden}"
+            yield Case(f"{name} forward", rms_norm(hidden, BF16, residual, False), 1)
+            # An fp32 residual beside bf16 operands changes the tile's layout on its way, at 16,384 with
+            # spills.
+            spill = 144 if residual == FP32 and hidden == 16384 else 32
+            yield Case(f"{name} backward", rms_norm(hidden, BF16, residual, True), 1, spill)
+    for dtype in (FP32, torch.float16):
+        for backward in (False, True):
+            way = "backward" if backward else "forward"
+            yield Case(f"rms_norm {way} 4096 {dtype}", rms_norm(4096, dtype, None, backward), 1, 16)
+    for ffn in (11008, 14336):
+        x, grad = meta(4096, 2, ffn), meta(4096, ffn)
+        yield Case(f"swiglu forward {ffn}", partial(swiglu_triton.forward, x[:, 0], x[:, 1]), 0)
+        yield Case(f"swiglu backward {ffn}", partial(swiglu_triton.backward, grad, x[:, 0], x[:, 1], x), 0)
+    for head_dim, interleaved, inverse in (
+        (64, False, False),
+        (128, False, True),
+        (128, True, False),
+        (256, True, True),
+    ):
+        q, k = meta(4096, 1, 8, 4, head_dim), meta(4096, 1, 8, head_dim)
+        table = meta(4096, head_dim // 2, dtype=FP32)
+        # The two tables may be read in the narrower layout of the pairs. Tiles of 32-wide halves leave a
+        # thread of
+        # AMD's 64-wide warps 8 bytes.
+        yield Case(
+            f"rope {head_dim} {interleaved=}",
+            partial(rope_triton.apply, q, k, table, table, interleaved, inverse),
+            2,
+            half_wide_on_amd=4 if head_dim == 64 else 0,
+        )
+    target, normaliser = meta(8192, dtype=torch.int64), meta(2, 8192, dtype=FP32)
+    grad = meta(8192, dtype=FP32)
+    for width, columns in ((131072, 131072), (50304, 50257)):
+        logits = meta(8192, width)
+        # Target, its logit and four statistics; a last tile that ends within a vector is read element by
+        # element.
+        scalars = 6 if columns == width else 22
+        for with_sum in (False, True):
+            yield Case(
+                f"cross_entropy statistics {columns} {with_sum=}",
+                partial(cross_entropy_triton.statistics, logits, target, 0, columns, -100, with_sum),
+                scalars,
+            )
+        for smoothing, z_loss in ((0.0, 0.0), (0.1, 1e-4)):
+            arguments: tuple[Any, ...] = (grad, logits, target, normaliser, 0, columns, columns, -100)
+            yield Case(
+                f"cross_entropy backward {columns} {smoothing=}",
+                partial(cross_entropy_triton.backward, *arguments, smoothing, z_loss, logits),
+                4,
+            )
+
+
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], list[Resources]]:
+    """Everything is compiled once, two at a time: ptxas and lld run as processes beside the compiler."""
+    if os.environ.get("TRITON_INTERPRET") == "1":
+        pytest.skip("the interpreter cannot compile")
+    os.environ["TRITON_CACHE_DIR"] = str(tmp_path_factory.mktemp("triton"))
+    launches: dict[str, list[Launch]] = {case.name: record(case.operation) for case in cases()}
+    jobs = [(name, target) for name in launches for target in TARGETS]
+    with ThreadPoolExecutor(2) as pool:
+        built = pool.map(lambda job: [compile_for(job[1], launch) for launch in launches[job[0]]], jobs)
+        return dict(zip(jobs, built, strict=True))
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("case", list(cases()), ids=lambda case: case.name)
+def test_kernel(case: Case, target: str, compiled: dict[tuple[str, str], list[Resources]]) -> None:
+    for kernel in compiled[case.name, target]:
+        assert kernel.spill_bytes <= case.spill_bytes
+        assert kernel.registers * kernel.threads <= REGISTERS * (2 if target == "gfx942" else 1)
+        assert kernel.shared_bytes <= SHARED_LIMIT[target]
+        assert kernel.fp64_instructions == 0
+        assert kernel.wide > 0
+        allowed = case.scalars + (case.half_wide_on_amd if target == "gfx942" else 0)
+        assert kernel.narrow <= allowed
+
+
+def test_the_check_sees_lost_vector_accesses() -> None:
+    """A hidden size that is no multiple of 16 is read element by element, and the user is told so."""
+    x, weight = meta(4096, 4100), meta(4100)
+    with pytest.warns(UserWarning, match="pad it to 4112"):
+        (launch,) = record(lambda: rms_norm_triton.forward(x, None, weight, 1e-5, 0.0))
+    kernel = compile_for("sm_90", launch)
+    assert kernel.wide == 0
+    assert kernel.narrow > 16
+
+
+def test_double_precision_scalars_stay_out_of_the_arithmetic() -> None:
+    """Liger#1350: torch.compile handed eps over in fp64, and the whole row was computed in it at half the
+    speed.
+    """
+    (launch,) = record(rms_norm(4096, BF16, None, False))
+    typed = {**launch.signature, "eps": "fp64", "weight_offset": "fp64"}
+    kernel = compile_for("sm_90", replace(launch, signature=typed))
+    assert kernel.fp64_instructions <= 4  # loading the two and rounding them to fp32, once a program
