@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from megalite.data import Batch
+from megalite.data.batch import Batch
 from tests.matrix.cases import SAMPLES, SEQ, VOCAB, Layout
 from tests.reference.train import GlobalBatch
 

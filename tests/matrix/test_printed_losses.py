@@ -22,13 +22,13 @@ CASES = [
     (Layout(2, 2, 1), Options(16)),
     (Layout(2, 2, 2), Options(2, sequence_parallel=True, overlap_grad_reduce=True)),
     (Layout(1, 4, 2), Options(4)),
-    (Layout(8, 1, 1), Options(16, sequence_parallel=True)),
+    (Layout(4, 1, 1), Options(16, sequence_parallel=True)),
 ]
 
 
 def make_configs(layout: Layout, options: Options) -> list[Config]:
     configs = [
-        cases.make_config(replace(MODELS[name], num_layers=4), layout, options, "float32")
+        cases.make_config(replace(MODELS[name], num_layers=4, ffn_hidden_size=32), layout, options, "float32")
         for name in VARIANTS
     ]
     return [replace(config, optimizer=replace(config.optimizer, lr=1e-3)) for config in configs]
