@@ -117,8 +117,8 @@ class WorkerPool:
 
     def _start(self) -> None:
         context = multiprocessing.get_context("forkserver")
-        # pytest is what a worker would import as its parent's main module.
-        context.set_forkserver_preload(["torch", "torch.distributed", "pytest"])
+        # What takes long to import; pytest is what a worker would import as its parent's main module.
+        context.set_forkserver_preload(["torch", "torch.distributed.checkpoint", "pytest"])
         saved = os.environ.get("OMP_NUM_THREADS")
         os.environ["OMP_NUM_THREADS"] = "1"
         try:

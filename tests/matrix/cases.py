@@ -83,8 +83,10 @@ class Options:
     sequence_parallel: bool = False
     overlap_grad_reduce: bool = False
     ddp_bucket_size: int | None = None
+    pipeline_schedule: str | None = None
 
 
+SCHEDULES = ("1f1b", "interleaved", "zb-h1", "zbv", "gpipe")
 SIZES = (1, 2, 4, 8)
 LAYOUTS = sorted(
     (Layout(t, p, d) for t in SIZES for p in SIZES for d in SIZES if t * p * d <= 8),
@@ -96,7 +98,7 @@ def options(layout: Layout) -> dict[str, Options]:
     """For each model variant the options to use on `layout`.
 
     Sequence parallelism and overlap come in all four combinations on each layout that has both axes, and with
-    each variant; the other options rotate. Where an axis has one rank its option is off: it would do nothing.
+    each variant; schedules and the other options rotate. Where an axis has one rank its option is off: it would do nothing.
     """
     axes = (layout.tensor > 1, layout.data > 1)
     turn = [one for one in LAYOUTS if (one.tensor > 1, one.data > 1) == axes].index(layout)
@@ -109,13 +111,15 @@ def options(layout: Layout) -> dict[str, Options]:
             sequence_parallel=axes[0] and place % 2 == 0,
             overlap_grad_reduce=axes[1] and place // 2 % 2 == 0,
             ddp_bucket_size=(None, 2000, 1)[place % 3],
+            pipeline_schedule=SCHEDULES[place % len(SCHEDULES)] if layout.pipeline > 1 else None,
         )
     return chosen
 
 
 def model_for(variant: str, layout: Layout) -> ModelConfig:
     """The variant with the smallest number of layers, at least 2, that the layout's stages can share."""
-    return replace(MODELS[variant], num_layers=max(2, layout.pipeline))
+    chunks = 2 if options(layout)[variant].pipeline_schedule in ("interleaved", "zbv") else 1
+    return replace(MODELS[variant], num_layers=max(2, layout.pipeline * chunks))
 
 
 def make_config(
@@ -140,6 +144,7 @@ def make_config(
             sequence_parallel=options.sequence_parallel,
             overlap_grad_reduce=options.overlap_grad_reduce,
             ddp_bucket_size=options.ddp_bucket_size,
+            pipeline_schedule=options.pipeline_schedule,
         ),
         precision=PrecisionConfig(params_dtype=params_dtype),
         run=RunConfig(seed=1234),

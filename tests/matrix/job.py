@@ -87,3 +87,32 @@ def printed_losses(layout: Layout, configs: Sequence[Config], steps: int) -> lis
             losses.append(float(trainer.train_step(mine, config.optimizer.lr).loss))
         results.append(losses)
     return results
+
+
+@dataclass(frozen=True)
+class Outcomes:
+    """One rank's steps. `moved` tells whether any of its weights changed."""
+
+    losses: list[float]
+    skipped: list[bool]
+    loss_scales: list[float]
+    moved: list[bool]
+
+
+def outcomes(layout: Layout, configs: Sequence[Config], steps: int) -> list[Outcomes]:
+    topology = build_topology(layout.tensor, layout.pipeline, torch.device("cpu"))
+    results = []
+    for config in configs:
+        trainer = Trainer(config, topology)
+        one = Outcomes([], [], [], [])
+        for step in range(steps):
+            before = [parameter.detach().clone() for parameter in trainer.buckets.parameters]
+            mine = microbatches(step % STEPS, layout, topology.dp.rank, config.batch.micro_batch_size)
+            outcome = trainer.train_step(mine, config.optimizer.lr)
+            after = trainer.buckets.parameters
+            one.losses.append(float(outcome.loss))
+            one.skipped.append(bool(outcome.skipped))
+            one.loss_scales.append(float(outcome.loss_scale))
+            one.moved.append(not all(torch.equal(a, b) for a, b in zip(before, after, strict=True)))
+        results.append(one)
+    return results

@@ -37,9 +37,7 @@ def check(layout: Layout, variant: str, ranks: Sequence[Trained]) -> None:
         where = f"{variant} on {layout}, step {step}"
         for tp_rank in range(layout.tensor):
             loss = sum(
-                one.losses[step]
-                for rank, one in enumerate(ranks)
-                if layout.coordinates(rank)[:2] == (tp_rank, layout.pipeline - 1)
+                one.losses[step] for rank, one in enumerate(ranks) if layout.coordinates(rank)[0] == tp_rank
             )
             assert loss == pytest.approx(wanted.loss, abs=TOLERANCE), where
         gradients = assemble([one.gradients[step] for one in ranks])
@@ -77,6 +75,19 @@ def test_each_layout_sees_every_combination_of_options(layout: Layout) -> None:
         (False, True) if layout.data > 1 else (False,),
     )
     assert seen == set(itertools.product(*switches))
+
+
+def test_each_variant_sees_every_schedule_and_each_layout_several() -> None:
+    pipelines = [layout for layout in LAYOUTS if layout.pipeline > 1]
+    chosen = {
+        (layout, variant): one.pipeline_schedule
+        for layout in pipelines
+        for variant, one in cases.options(layout).items()
+    }
+    for variant in MODELS:
+        assert {chosen[layout, variant] for layout in pipelines} == set(cases.SCHEDULES)
+    for layout in pipelines:
+        assert {chosen[layout, variant] for variant in MODELS} == set(cases.SCHEDULES)
 
 
 @pytest.mark.parametrize("variant", MODELS)
