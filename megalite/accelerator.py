@@ -2,7 +2,8 @@
 memory, peak rate.
 
 What a CPU-only machine cannot run is marked "device only" below and is exercised by the GPU script of the
-tests."""
+tests.
+"""
 
 from __future__ import annotations
 

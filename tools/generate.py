@@ -3,7 +3,8 @@
     python tools/generate.py --load runs/tiny_llama --prompt "It was a truth"
 
 Works on a checkpoint of any tensor-, pipeline- and data-parallel layout; needs the tokenizer's files where
-they were."""
+they were.
+"""
 
 from __future__ import annotations
 
@@ -39,10 +40,11 @@ def main() -> int:
     from megalite.training.generate import Sampling, generate, load_model
 
     try:
-        model, tokenizer = load_model(flags.load, flags.iteration)
+        model = load_model(flags.load, flags.iteration)
+        tokenizer = model.tokenizer
         prompt = tokenizer.encode_batch([flags.prompt])[0]
         sampling = Sampling(flags.temperature, flags.top_k, flags.seed)
-        new = list(generate(model, list(prompt), flags.max_new_tokens, sampling, tokenizer.eod))
+        new = list(generate(model, list(prompt), flags.max_new_tokens, sampling))
     except (CheckpointError, DataError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

@@ -12,6 +12,7 @@ from .derived import (
 )
 from .errors import ConfigError, ConfigErrors, exit_with_errors
 from .parse import config_from_dict, parse, parse_or_exit, validate
+from .pipeline_split import pipeline_schedule, split_layers, stage_layers, virtual_stages
 from .schema import (
     BatchConfig,
     CheckpointConfig,
@@ -52,13 +53,17 @@ __all__ = [
     "parse_blend",
     "parse_or_exit",
     "parse_split",
+    "pipeline_schedule",
     "read_data_args",
     "replace",
     "schedule_samples",
+    "split_layers",
     "split_sample_counts",
+    "stage_layers",
     "to_dict",
     "to_yaml",
     "train_iterations",
     "train_samples",
     "validate",
+    "virtual_stages",
 ]

@@ -28,6 +28,10 @@ ALTERNATIVES: tuple[tuple[tuple[str, ...], ...], ...] = (
 )
 
 
+# What a switch that is off leaves without a meaning: switched off in a later layer, it takes these along.
+ONLY_WITH = {"group_query_attention": ("num_query_groups",)}
+
+
 @dataclass(frozen=True)
 class Layer:
     """Converted values from one source, and what was wrong there.
@@ -75,13 +79,18 @@ def make_layer(raw: Mapping[str, Any], typed: bool) -> Layer:
 
 
 def merge(layers: Iterable[Layer]) -> dict[str, Any]:
-    """Values by name: a later layer replaces the same names, and the alternatives to what it gives."""
+    """Values by name: a later layer replaces the same names, and the alternatives to what it gives,
+    and what means nothing without a switch that it turns off."""
     merged: dict[str, Any] = {}
     for layer in layers:
         for row in ALTERNATIVES:
             meant = [any(_meant(name, layer) for name in way) for way in row]
             if any(meant):
                 for name in (name for way, used in zip(row, meant, strict=True) if not used for name in way):
+                    merged.pop(name, None)
+        for switch, dependents in ONLY_WITH.items():
+            if layer.values.get(switch) is False:
+                for name in dependents:
                     merged.pop(name, None)
         merged |= layer.values
     return merged

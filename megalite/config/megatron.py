@@ -20,12 +20,8 @@ NOT_YET = {
         "leave it out; to save memory lower --micro-batch-size, or raise --tensor-model-parallel-size with "
         "--sequence-parallel"
     ),
-    "--num-layers-per-virtual-pipeline-stage --num-virtual-stages-per-pipeline-rank": (
-        "leave it out: the schedule is 1F1B; more micro-batches a step shrink its bubble"
-    ),
-    "--decoder-first-pipeline-num-layers --decoder-last-pipeline-num-layers --pipeline-model-parallel-layout "
-    "--account-for-embedding-in-pipeline-split --account-for-loss-in-pipeline-split": (
-        "leave it out: layers are cut evenly, so --num-layers must be divisible by the pipeline size"
+    "--pipeline-model-parallel-layout": (
+        "use --decoder-first-pipeline-num-layers and --decoder-last-pipeline-num-layers for uneven stages"
     ),
     "--optimizer-cpu-offload": "leave it out: optimizer state stays on the device",
     "--grad-reduce-in-bf16": "leave it out: gradients are accumulated and reduced in fp32",

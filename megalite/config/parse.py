@@ -35,10 +35,11 @@ def parse(argv: Sequence[str], world_size: int) -> Config:
     return _resolve(read_command_line(argv), world_size).config
 
 
-def parse_or_exit(argv: Sequence[str], world_size: int, rank: int) -> Config:
+def parse_or_exit(argv: Sequence[str], world_size: int, rank: int, *, run_follows: bool = False) -> Config:
     """`parse` for a command: prints errors, warnings, --help and --print-config once, from rank 0.
 
-    Leaves with exit code 2 on errors, and 0 after --help or --print-config.
+    Leaves with exit code 2 on errors, and 0 after --help or --print-config. `run_follows`: this is a check
+    before a run that will print the same warnings, so they are left to it.
     """
     try:
         typed = read_command_line(argv)
@@ -50,7 +51,7 @@ def parse_or_exit(argv: Sequence[str], world_size: int, rank: int) -> Config:
     except ConfigErrors as errors:
         exit_with_errors(errors, rank)
     if rank == 0:
-        for line in parsed.warnings:
+        for line in parsed.warnings if typed.print_config or not run_follows else ():
             print(f"warning: {line}", file=sys.stderr)
         if typed.print_config:
             print(to_yaml(parsed.config), end="")

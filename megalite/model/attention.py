@@ -17,7 +17,8 @@ class Attention(nn.Module):
     """``proj(softmax(q k^T / sqrt(d)) v)`` over earlier positions only.
 
     Group g of the fused projection holds its queries, then one key and one value: ``(groups, queries + 2,
-    head_dim, hidden)``."""
+    head_dim, hidden)``.
+    """
 
     def __init__(self, config: ModelConfig, make: ParameterFactory, output_std: float):
         super().__init__()

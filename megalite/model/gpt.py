@@ -1,8 +1,11 @@
-"""One pipeline stage of a decoder-only transformer, from GPT-2 style to Llama style."""
+"""A decoder-only transformer, from GPT-2 style to Llama style, as the stages of a pipeline."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 import torch
@@ -16,7 +19,6 @@ from megalite.model.norm import make_norm
 from megalite.parallel.embedding import vocab_parallel_embedding
 from megalite.parallel.linear import column_linear
 from megalite.parallel.params import ParameterFactory, record_of
-from megalite.parallel.topology import Topology
 
 IGNORED = -100  # label of a position that is out of the loss
 
@@ -80,81 +82,65 @@ class Embedding(nn.Module):
         return x + nn.functional.embedding(places, self.positions)
 
 
+class Head(nn.Module):
+    """Final norm, then logits over the vocabulary."""
+
+    def __init__(self, config: ModelConfig, make: ParameterFactory, weight: nn.Parameter):
+        super().__init__()
+        self.axis, self.sequence_parallel = make.topology.tp, make.sequence_parallel
+        self.vocab_size = config.vocab_size
+        self.norm = make_norm(config, make.within("final_norm"))
+        self.weight = weight
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """x: (seq, batch, hidden) or its sequence shard -> this rank's columns, (seq, batch, vocab / tp)."""
+        return column_linear(self.norm(x), self.weight, None, self.axis, self.sequence_parallel)
+
+    def loss(self, x: torch.Tensor, labels: torch.Tensor, loss_mask: torch.Tensor) -> torch.Tensor:
+        """Cross-entropy summed over the positions whose mask is not 0; labels and mask (batch, seq)."""
+        target = labels.masked_fill(loss_mask == 0, IGNORED).t()  # (seq, batch)
+        start = record_of(self.weight).offset
+        return vocab_parallel_cross_entropy(
+            self(x), target, start, self.vocab_size, self.axis.group, IGNORED
+        ).sum()
+
+
+@dataclass(frozen=True)
+class StagePlace:
+    """What one stage of the pipeline holds: which blocks, and whether the embedding or the head."""
+
+    layers: range
+    first: bool = True
+    last: bool = True
+
+
 class GPTStage(nn.Module):
-    """The consecutive blocks of one pipeline stage, with the embedding on the first and the head on the last.
+    """Consecutive blocks, with the embedding on the first stage and the head on the last.
 
     Called with a micro-batch and the hidden states of the stage before (None on the first stage), it returns
     hidden states (seq, batch, hidden), or on the last stage the loss summed over the positions that count: a
-    scalar, fp32 (fp64 for fp64 models)."""
+    scalar, fp32 (fp64 for fp64 models).
+    """
 
     def __init__(
-        self,
-        config: ModelConfig,
-        topology: Topology,
-        dtype: torch.dtype,
-        seed: int,
-        sequence_parallel: bool = False,
+        self, config: ModelConfig, make: ParameterFactory, place: StagePlace, tables: VocabularyTables
     ):
         super().__init__()
-        self.config, self.topology, self.dtype = config, topology, dtype
-        self.sequence_parallel = sequence_parallel
-        make = ParameterFactory(topology, dtype, seed, sequence_parallel)
-        first, last = topology.is_first_stage, topology.is_last_stage
-        tied = not config.untie_embeddings_and_output_weights
-        table = (
-            self._vocabulary_table(make, "embedding.tokens.weight", tied)
-            if first or (tied and last)
-            else None
+        self.embedding = (
+            Embedding(config, make, tables.tokens) if place.first and tables.tokens is not None else None
         )
-        self.embedding = Embedding(config, make, table) if first and table is not None else None
-        self.layers = nn.ModuleList(
-            Block(config, make.within(f"layers.{index}"))
-            for index in stage_layers(config.num_layers, topology)
-        )
-        self.final_norm = make_norm(config, make.within("final_norm")) if last else None
-        self.head: nn.Parameter | None = None
-        if last:
-            self.head = table if tied else self._vocabulary_table(make, "head.weight", tied)
+        self.layers = nn.ModuleList(Block(config, make.within(f"layers.{index}")) for index in place.layers)
+        self.head = Head(config, make, tables.head) if place.last and tables.head is not None else None
         self._rotary: Rotation | None = None
         if config.position_embedding_type == "rope":
             rotary_dim = int(config.kv_channels * config.rotary_percent)
-            positions = torch.arange(config.max_position_embeddings, device=topology.device)
-            wide = torch.promote_types(dtype, torch.float32)
+            positions = torch.arange(config.max_position_embeddings, device=make.topology.device)
+            wide = torch.promote_types(make.dtype, torch.float32)
             self._rotary = rotary_table(positions, rotary_dim, config.rotary_base, wide)
 
-    def _vocabulary_table(self, make: ParameterFactory, name: str, tied: bool) -> nn.Parameter:
-        """A (vocab, hidden) table cut over tp; a tied one lives on both the first and the last stage and is
-        counted once.
-        """
-        config, topology = self.config, self.topology
-        across_stages = tied and topology.pp.size > 1
-        return make.sharded(
-            name,
-            (config.vocab_size, config.hidden_size),
-            0,
-            std=config.init_method_std,
-            padded=padded_vocab_size(
-                config.vocab_size, config.make_vocab_size_divisible_by, topology.tp.size
-            ),
-            sum_grad_over=("embedding",) if across_stages else (),
-            counted=topology.is_first_stage or not tied,
-            uses=2 if tied and not across_stages else 1,
-        )
-
     def forward(self, batch: Tokens, hidden: torch.Tensor | None) -> torch.Tensor:
-        if not self.topology.is_last_stage:
-            return self.hidden_states(batch, hidden)
-        target = batch.labels.masked_fill(batch.loss_mask == 0, IGNORED).t()  # (seq, batch)
-        assert self.head is not None  # the last stage has one
-        losses = vocab_parallel_cross_entropy(
-            self.logits(batch, hidden),
-            target,
-            record_of(self.head).offset,
-            self.config.vocab_size,
-            self.topology.tp.group,
-            IGNORED,
-        )
-        return losses.sum()
+        x = self.hidden_states(batch, hidden)
+        return x if self.head is None else self.head.loss(x, batch.labels, batch.loss_mask)
 
     def hidden_states(self, batch: Tokens, hidden: torch.Tensor | None) -> torch.Tensor:
         """Output of this stage's blocks, (seq, batch, hidden) or its sequence shard."""
@@ -167,12 +153,10 @@ class GPTStage(nn.Module):
 
     def logits(self, batch: Tokens, hidden: torch.Tensor | None) -> torch.Tensor:
         """Last stage only: this rank's columns of the logits, (seq, batch, padded vocab / tp)."""
-        if self.final_norm is None or self.head is None:
-            raise ValueError(
-                f"stage {self.topology.pp.rank} of {self.topology.pp.size} has no head; ask the last one"
-            )
-        x = self.final_norm(self.hidden_states(batch, hidden))
-        return column_linear(x, self.head, None, self.topology.tp, self.sequence_parallel)
+        if self.head is None:
+            raise ValueError("this stage has no head; ask the last one for logits")
+        logits: torch.Tensor = self.head(self.hidden_states(batch, hidden))
+        return logits
 
     def _rotation(self, position_ids: torch.Tensor) -> Rotation | None:
         """cos and sin of each position, (seq, batch, rotary_dim / 2)."""
@@ -181,16 +165,45 @@ class GPTStage(nn.Module):
         places = position_ids.t()
         return self._rotary[0][places], self._rotary[1][places]
 
-    def hidden_shape(self, micro_batch_size: int) -> tuple[int, int, int]:
-        """Shape of the hidden states that pass between stages."""
-        shards = self.topology.tp.size if self.sequence_parallel else 1
-        return (self.config.seq_length // shards, micro_batch_size, self.config.hidden_size)
+
+@dataclass(frozen=True)
+class VocabularyTables:
+    """The (vocab, hidden) tables of a process, cut over tp: one parameter twice where tied ends share the
+    process.
+    """
+
+    tokens: nn.Parameter | None
+    head: nn.Parameter | None
 
 
-def stage_layers(num_layers: int, topology: Topology) -> range:
-    """Global indices of the blocks of this stage. Raises ValueError when the stages cannot be equal."""
-    stages = topology.pp.size
-    if num_layers % stages:
-        raise ValueError(f"{num_layers} layers are not divisible by {stages} pipeline stages")
-    count = num_layers // stages
-    return range(topology.pp.rank * count, (topology.pp.rank + 1) * count)
+def build_stages(config: ModelConfig, make: ParameterFactory, places: Sequence[StagePlace]) -> list[GPTStage]:
+    """The stages that this process holds, in the order of the pipeline."""
+    tables = _vocabulary_tables(config, make, any(p.first for p in places), any(p.last for p in places))
+    return [GPTStage(config, make, place, tables) for place in places]
+
+
+def _vocabulary_tables(
+    config: ModelConfig, make: ParameterFactory, first: bool, last: bool
+) -> VocabularyTables:
+    """Tied tables are one parameter, or a copy on each of the two processes that hold the ends."""
+    tied = not config.untie_embeddings_and_output_weights
+    table = partial(
+        make.sharded,
+        shape=(config.vocab_size, config.hidden_size),
+        split_dim=0,
+        std=config.init_method_std,
+        padded=padded_vocab_size(
+            config.vocab_size, config.make_vocab_size_divisible_by, make.topology.tp.size
+        ),
+    )
+    if not tied:
+        return VocabularyTables(
+            table("embedding.tokens.weight") if first else None, table("head.weight") if last else None
+        )
+    if first and last:
+        shared = table("embedding.tokens.weight", uses=2)
+        return VocabularyTables(shared, shared)
+    if not (first or last):
+        return VocabularyTables(None, None)
+    copy = table("embedding.tokens.weight", sum_grad_over=("embedding",), counted=first)
+    return VocabularyTables(copy if first else None, copy if last else None)

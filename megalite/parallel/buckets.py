@@ -4,12 +4,14 @@ backward goes on.
 Parameters are laid out in the reverse of the order in which forward uses them, which is roughly the order in
 which backward fills their gradients. A bucket is reduced as soon as the last gradient of the last micro-batch
 is in it. Gradients are summed, not averaged: the loss is already divided by the token count of the global
-batch."""
+batch.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -18,6 +20,7 @@ from torch import nn
 from megalite.parallel.mappings import all_reduce
 from megalite.parallel.params import attach_sink, record_of
 from megalite.parallel.topology import Axis, Topology
+from megalite.parallel.weight_gradients import WeightGradients
 
 ALIGNMENT = 128  # elements: 128-bit accesses of any dtype, and whole cache lines
 
@@ -37,7 +40,8 @@ class FlatBucket:
 
     ``weights`` (numel,) in the parameters' dtype and ``grads`` (numel,) in the main gradient's: each
     parameter is a view of the first, its main gradient of the second. Elements between slots are padding and
-    stay zero."""
+    stay zero.
+    """
 
     weights: torch.Tensor
     grads: torch.Tensor
@@ -86,8 +90,9 @@ def plan_buckets(sizes: Sequence[int], alone: Sequence[bool], bucket_size: int) 
 class _Sink:
     """Receives the gradient of one parameter and tells its bucket."""
 
-    def __init__(self, main_grad: torch.Tensor, ready: Callable[[], None]):
+    def __init__(self, main_grad: torch.Tensor, weight_gradients: WeightGradients, ready: Callable[[], None]):
         self.main_grad = main_grad
+        self.weight_gradients = weight_gradients
         self.ready = ready
 
 
@@ -98,23 +103,23 @@ class _Reduction:
         self.bucket = bucket
         self.dp = dp
         self.uses = sum(record_of(slot.param).uses for slot in bucket.slots)
-        self.missing: int | None = None  # contributions still to come; None: not the last micro-batch
+        self.missing = 0  # contributions still to come
+        self.started = False
         self.work: dist.Work | None = None
 
-    def arm(self) -> None:
-        self.missing = self.uses
+    def expect(self, backwards: int) -> None:
+        self.missing = self.uses * backwards
+        self.started = False
 
-    def count(self) -> None:
-        if self.missing is None:
-            return
+    def count(self, overlap: bool) -> None:
         self.missing -= 1
-        if self.missing == 0:
+        if self.missing == 0 and overlap:
             self.start()
 
     def start(self) -> None:
-        self.missing = None
-        if self.dp.group is not None:
+        if not self.started and self.dp.group is not None:
             self.work = dist.all_reduce(self.bucket.grads, group=self.dp.group, async_op=True)
+        self.started = True
 
     def wait(self) -> None:
         if self.work is not None:
@@ -123,16 +128,17 @@ class _Reduction:
 
 
 class GradientBuckets:
-    """Moves the parameters of a stage into flat memory and reduces their gradients.
+    """Moves the parameters of a process into flat memory and reduces their gradients.
 
-    A step is: :meth:`zero_grads`; backward of all micro-batches but one; :meth:`start_last_backward`; the
-    last backward, during which full buckets are reduced when ``overlap`` is set; :meth:`finish`."""
+    A step is: :meth:`start_step`; the backward passes of all micro-batches, in any order, during which a
+    bucket is reduced when its last gradient has come in, if ``overlap`` is set; :meth:`finish`.
+    """
 
     def __init__(
         self, parameters: Iterable[nn.Parameter], topology: Topology, bucket_size: int | None, overlap: bool
     ):
         self.topology = topology
-        self.overlap = overlap
+        self.weight_gradients = WeightGradients()
         ordered = list(reversed(list(dict.fromkeys(parameters))))
         if not ordered:
             raise ValueError("a stage needs at least one parameter")
@@ -143,29 +149,23 @@ class GradientBuckets:
         self._reductions = [_Reduction(bucket, topology.dp) for bucket in self.buckets]
         for bucket, reduction in zip(self.buckets, self._reductions, strict=True):
             for slot in bucket.slots:
-                _connect(slot, bucket, reduction.count)
+                _connect(slot, bucket, self.weight_gradients, partial(reduction.count, overlap))
 
     @property
     def parameters(self) -> list[nn.Parameter]:
         """All parameters, in buffer order."""
         return [slot.param for bucket in self.buckets for slot in bucket.slots]
 
-    def zero_grads(self) -> None:
-        """Clear all gradients."""
-        for bucket in self.buckets:
+    def start_step(self, microbatches: int) -> None:
+        """Clear all gradients; as many backward passes will now add to each."""
+        for bucket, reduction in zip(self.buckets, self._reductions, strict=True):
             bucket.grads.zero_()
-
-    def start_last_backward(self) -> None:
-        """From now on a bucket is reduced as soon as every gradient of it has come in."""
-        if self.overlap:
-            for reduction in self._reductions:
-                reduction.arm()
+            reduction.expect(microbatches)
 
     def finish(self) -> None:
         """Reduce what is left and wait: afterwards every ``main_grad`` is that of the global batch."""
         for reduction in self._reductions:
-            if reduction.work is None:
-                reduction.start()
+            reduction.start()
         for reduction in self._reductions:
             reduction.wait()
         for name in ("tp", "embedding"):
@@ -175,13 +175,11 @@ class GradientBuckets:
         """Sum, in one message, the gradients of which each rank of ``axis`` has only a part."""
         if axis.size == 1:
             return
-        partial = [
-            main_grad(param) for param in self.parameters if axis.name in record_of(param).sum_grad_over
-        ]
-        if not partial:
+        grads = [main_grad(param) for param in self.parameters if axis.name in record_of(param).sum_grad_over]
+        if not grads:
             return
-        message = all_reduce(torch.cat([grad.reshape(-1) for grad in partial]), axis)
-        for grad, total in zip(partial, message.split([grad.numel() for grad in partial]), strict=True):
+        message = all_reduce(torch.cat([grad.reshape(-1) for grad in grads]), axis)
+        for grad, total in zip(grads, message.split([grad.numel() for grad in grads]), strict=True):
             grad.copy_(total.view_as(grad))
 
 
@@ -208,7 +206,9 @@ def _lay_out(groups: list[list[nn.Parameter]]) -> list[FlatBucket]:
     return buckets
 
 
-def _connect(slot: Slot, bucket: FlatBucket, ready: Callable[[], None]) -> None:
+def _connect(
+    slot: Slot, bucket: FlatBucket, weight_gradients: WeightGradients, ready: Callable[[], None]
+) -> None:
     """Make the parameter and its main gradient views of the bucket, and send every gradient there."""
     param = slot.param
     flat = bucket.weights[slot.start : slot.stop]
@@ -217,7 +217,7 @@ def _connect(slot: Slot, bucket: FlatBucket, ready: Callable[[], None]) -> None:
     param.data = flat.view(param.shape)
     grad = bucket.grads[slot.start : slot.stop].view(param.shape)
     param.main_grad = grad  # type: ignore[attr-defined]
-    attach_sink(param, _Sink(grad, ready))
+    attach_sink(param, _Sink(grad, weight_gradients, ready))
 
     def move_gradient(leaf: torch.Tensor) -> None:
         """For gradients that autograd computed (norms, biases); linear layers and embeddings bring theirs

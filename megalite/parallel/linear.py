@@ -2,7 +2,8 @@
 
 The input gradient comes first and its communication is started; while it runs, the weight gradient is added
 straight into the main gradient. That one place gives the overlap and the fused accumulation, and is where a
-schedule can put weight gradients off."""
+schedule can put weight gradients off.
+"""
 
 from __future__ import annotations
 
@@ -27,17 +28,23 @@ def add_weight_gradient(
 ) -> torch.Tensor | None:
     """Gradient of ``weight`` (n, k) seen as a matrix, from ``grad_output`` (tokens, n) and ``x`` (tokens, k).
 
-    Added to the parameter's main gradient when it has one (then None is returned), else returned in the
-    weight's shape for autograd."""
+    Added to the parameter's main gradient when it has one, at once or when the schedule asks for it (then
+    None is returned), else returned in the weight's shape for autograd.
+    """
     sink = sink_of(weight)
     if sink is None:
         return (grad_output.t() @ x).view_as(weight)
     matrix = sink.main_grad.view(grad_output.shape[-1], x.shape[-1])
-    if matrix.dtype == x.dtype:
-        matrix.addmm_(grad_output.t(), x)
-    else:
-        matrix.add_(grad_output.t() @ x)
-    sink.ready()
+
+    @torch.no_grad()
+    def accumulate() -> None:
+        if matrix.dtype == x.dtype:
+            matrix.addmm_(grad_output.t(), x)
+        else:
+            matrix.add_(grad_output.t() @ x)
+        sink.ready()
+
+    sink.weight_gradients.compute(accumulate)
     return None
 
 
@@ -100,7 +107,8 @@ def column_linear(
     """``y = x W^T + b`` with the rows of W cut over ``axis``.
 
     x: (seq, batch, k), or its shard (seq / tp, batch, k) with ``sequence_parallel``; weight: (..., k), seen
-    as (n / tp, k); returns (seq, batch, n / tp)."""
+    as (n / tp, k); returns (seq, batch, n / tp).
+    """
     flat_bias = None if bias is None else bias.reshape(-1)
     return _ColumnLinear.apply(x, weight, flat_bias, axis, sequence_parallel)
 
@@ -111,6 +119,7 @@ def row_linear(
     """``y = sum over axis of x W^T, + b`` with the columns of W cut over ``axis``.
 
     x: (seq, batch, k / tp); weight: (n, k / tp); returns (seq, batch, n), or its shard (seq / tp, batch, n)
-    with ``sequence_parallel``. The bias is added once, after the sum."""
+    with ``sequence_parallel``. The bias is added once, after the sum.
+    """
     y = sum_partials(_PartialLinear.apply(x, weight), axis, sequence_parallel)
     return y if bias is None else y + bias

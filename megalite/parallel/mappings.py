@@ -3,7 +3,8 @@ backward.
 
 Along tp a tensor is either whole on every rank, a shard of the sequence (dim 0), or a partial sum. f and g
 are the names of Shoeybi et al. 2019 (arXiv 1909.08053), g-bar of Korthikanti et al. 2022 (arXiv 2205.05198).
-Over an axis of one rank all are the identity."""
+Over an axis of one rank all are the identity.
+"""
 
 from __future__ import annotations
 

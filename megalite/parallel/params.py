@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from megalite.parallel.topology import Topology
+from megalite.parallel.weight_gradients import WeightGradients
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,8 @@ class ParamRecord:
     true on one rank of each set of replicas in a copy of the model.
     ``decay``: whether weight decay applies.
     ``uses``: how often a backward pass adds to the gradient (2 for an embedding that is also the head of the
-    same stage)."""
+    same stage).
+    """
 
     name: str
     global_shape: tuple[int, ...]
@@ -43,11 +45,14 @@ class ParamRecord:
 
 
 class GradientSink(Protocol):
-    """Where a layer that computes its own weight gradient puts it: ``main_grad`` (shape of the parameter),
-    then ``ready()``.
+    """Where a layer that computes its own weight gradient puts it.
+
+    It adds to ``main_grad`` (shape of the parameter), then calls ``ready()``; work that can wait goes through
+    ``weight_gradients``.
     """
 
     main_grad: torch.Tensor
+    weight_gradients: WeightGradients
 
     def ready(self) -> None: ...
 
@@ -76,7 +81,8 @@ def global_block(parameter: torch.Tensor) -> tuple[tuple[int, ...], tuple[int, .
     """Offsets and sizes of the rectangle of the global tensor that ``parameter`` holds.
 
     Sizes are smaller than the local shape where the local part ends in padding (vocabulary rows beyond the
-    last token), possibly 0."""
+    last token), possibly 0.
+    """
     record = record_of(parameter)
     offsets = [0] * len(record.global_shape)
     sizes = list(record.global_shape)
@@ -103,7 +109,8 @@ def seeded_normal(
 
     A row is the last dimension; rows are numbered over all others. Row r is a function of (seed, name, r)
     alone: its uniform numbers are the outputs of Philox4x64 (Salmon et al. 2011) from a counter that starts
-    at r times the row's blocks, mapped through the inverse normal distribution function."""
+    at r times the row's blocks, mapped through the inverse normal distribution function.
+    """
     length = global_shape[-1]
     key = np.frombuffer(hashlib.blake2b(f"{seed}/{name}".encode(), digest_size=16).digest(), dtype=np.uint64)
     blocks = math.ceil(length / 4)  # Philox gives four numbers a counter value

@@ -1,9 +1,9 @@
-"""From ranks to groups: which processes share a tensor-, data- or pipeline-parallel axis, and which pairs
-exchange activations.
+"""From ranks to groups: which processes share a tensor-, data- or pipeline-parallel axis.
 
 The ranks are one range reshaped to ``(pp, dp, tp)``: tensor-parallel neighbours are closest, pipeline stages
 furthest apart. Each axis is a slice of that block. An axis of one rank has no group, and every collective
-over it is the identity."""
+over it is the identity.
+"""
 
 from __future__ import annotations
 
@@ -19,37 +19,14 @@ class Axis:
     """One axis of the mesh as seen by this process.
 
     ``ranks`` are the global ranks on it in order, ``rank`` is this process's place among them; ``group`` is
-    None when ``size`` is 1."""
+    None when ``size`` is 1.
+    """
 
     name: str
     size: int = 1
     rank: int = 0
     group: dist.ProcessGroup | None = None
     ranks: tuple[int, ...] = (0,)
-
-
-@dataclass(frozen=True)
-class Edge:
-    """One directed link between two neighbouring stages; ``peer`` is the global rank at the other end.
-
-    Each direction has a group of its own (in which NCCL gives every pair of ranks a communicator and stream
-    of its own), so that the k-th send always meets the k-th receive: no tags, and a receive may be posted any
-    time ahead without blocking a send."""
-
-    group: dist.ProcessGroup
-    peer: int
-
-
-@dataclass(frozen=True)
-class PipelineEdges:
-    """The links of one stage: activations flow forward in and out, their gradients backward in and out. None
-    at the pipeline's ends.
-    """
-
-    forward_in: Edge | None = None
-    forward_out: Edge | None = None
-    backward_in: Edge | None = None
-    backward_out: Edge | None = None
 
 
 @dataclass(frozen=True)
@@ -66,7 +43,8 @@ class Topology:
     """All that a process knows about its place.
 
     ``model`` is tp x pp at one dp coordinate: the ranks that together hold one copy of the model.
-    ``embedding`` joins the first and the last stage, which share tied embeddings."""
+    ``embedding`` joins the first and the last stage, which share tied embeddings.
+    """
 
     rank: int
     world_size: int
@@ -75,7 +53,6 @@ class Topology:
     pp: Axis
     model: Axis
     embedding: Axis
-    edges: PipelineEdges
     device: torch.device
 
     @property
@@ -130,7 +107,8 @@ def build_topology(
 
     Needs an initialised process group when there is more than one process. ``timeout`` bounds each later
     collective: subgroups do not inherit the default group's. Raises ValueError when tensor x pipeline does
-    not divide the world size."""
+    not divide the world size.
+    """
     world_size = dist.get_world_size() if dist.is_initialized() else 1
     rank = dist.get_rank() if dist.is_initialized() else 0
     made: dict[tuple[tuple[int, ...], ...], dist.ProcessGroup | None] = {}
@@ -143,34 +121,4 @@ def build_topology(
             )
         mine = next((row for row in rows if rank in row), (rank,))
         axes[name] = Axis(name, len(mine), mine.index(rank), made[shared] if len(mine) > 1 else None, mine)
-    pipelines = [list(row) for row in axis_ranks(world_size, tensor, pipeline)["pp"]]
-    edges = PipelineEdges()
-    if pipeline > 1:
-        forward, _ = dist.new_subgroups_by_enumeration(pipelines, timeout=timeout)
-        backward, _ = dist.new_subgroups_by_enumeration(pipelines, timeout=timeout)
-        edges = _link(axes["pp"], forward, backward)
-        _warm_up(edges, device)
-    return Topology(rank, world_size, **axes, edges=edges, device=device)
-
-
-def _link(pp: Axis, forward: dist.ProcessGroup, backward: dist.ProcessGroup) -> PipelineEdges:
-    before = pp.ranks[pp.rank - 1] if pp.rank > 0 else None
-    after = pp.ranks[pp.rank + 1] if pp.rank < pp.size - 1 else None
-    return PipelineEdges(
-        forward_in=None if before is None else Edge(forward, before),
-        forward_out=None if after is None else Edge(forward, after),
-        backward_in=None if after is None else Edge(backward, after),
-        backward_out=None if before is None else Edge(backward, before),
-    )
-
-
-def _warm_up(edges: PipelineEdges, device: torch.device) -> None:
-    """Pass one element down the pipeline and back up: backends that connect at first use do it here, in a
-    known order.
-    """
-    token = torch.zeros(1, device=device)
-    for receive, send in ((edges.forward_in, edges.forward_out), (edges.backward_in, edges.backward_out)):
-        if receive is not None:
-            dist.recv(token, receive.peer, group=receive.group)
-        if send is not None:
-            dist.send(token, send.peer, group=send.group)
+    return Topology(rank, world_size, **axes, device=device)

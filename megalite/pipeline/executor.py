@@ -10,8 +10,9 @@ from typing import Any
 import torch
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
+from megalite.parallel.weight_gradients import WeightGradients
 from megalite.pipeline import p2p
-from megalite.pipeline.links import Link, Links
+from megalite.pipeline.links import ChunkLinks, Link
 from megalite.pipeline.schedule import Action, Kind
 from megalite.pipeline.simulation import describe
 
@@ -23,13 +24,13 @@ def run_schedule(
     actions: Sequence[Action],
     stage: Stage | Sequence[Stage],
     microbatches: Sequence[Any],
-    edges: Links | Sequence[Links],
+    edges: ChunkLinks | Sequence[ChunkLinks],
     *,
     hidden_shape: Sequence[int],
     hidden_dtype: torch.dtype,
     device: torch.device,
     loss_grad: torch.Tensor | None = None,
-    before_last_backward: Callable[[], None] | None = None,
+    weight_gradients: WeightGradients | None = None,
     sends_in_flight: int = 2,
 ) -> list[torch.Tensor]:
     """Work through `actions` (`schedule[rank]`); return the last stage's results, detached, by micro-batch.
@@ -38,16 +39,16 @@ def run_schedule(
     `hidden_shape` (seq, micro_batch, hidden) in `hidden_dtype`, on the last stage the micro-batch's loss, a
     scalar. A rank with several chunks passes one stage and one set of edges a chunk. Autograd accumulates
     gradients into the parameters; the loss's own gradient is `loss_grad` (a scalar: the loss scale), by
-    default 1. `before_last_backward` is called once, just before this rank's last backward. A table without
+    default 1. With `weight_gradients`, those of the stages, an I puts them off until its W. A table without
     backwards runs without autograd, and the last stage may then return a tensor of any shape.
     `sends_in_flight` is the schedule's. Other stages than the last return an empty list.
 
     Raises ValueError when a stage returns a wrong shape or dtype, when the batches do not match the table,
-    and for split backwards.
+    and for split backwards without `weight_gradients`.
     """
     stages = [stage] if callable(stage) else list(stage)
     links = list(edges) if isinstance(edges, Sequence) else [edges]
-    _check_arguments(actions, stages, links, len(microbatches))
+    _check_arguments(actions, stages, links, len(microbatches), weight_gradients is not None)
     run = _Run(
         stages,
         microbatches,
@@ -55,16 +56,16 @@ def run_schedule(
         _Wire(tuple(hidden_shape), hidden_dtype, device),
         training=any(action.kind is not Kind.F for action in actions),
         loss_grad=loss_grad,
+        weight_gradients=weight_gradients,
         sends_in_flight=sends_in_flight,
     )
-    last_backward = max((i for i, action in enumerate(actions) if action.kind is Kind.B), default=None)
     with torch.set_grad_enabled(run.training):
         for index, action in enumerate(actions):
             run.post_receives(actions, index)
-            if index == last_backward and before_last_backward is not None:
-                before_last_backward()
             if action.kind is Kind.F:
                 run.forward(action)
+            elif action.kind is Kind.W:
+                run.add_weight_gradients(action)
             else:
                 run.backward(action)
     run.finish()
@@ -95,11 +96,12 @@ class _Run:
         self,
         stages: list[Stage],
         microbatches: Sequence[Any],
-        links: list[Links],
+        links: list[ChunkLinks],
         wire: _Wire,
         *,
         training: bool,
         loss_grad: torch.Tensor | None,
+        weight_gradients: WeightGradients | None,
         sends_in_flight: int,
     ) -> None:
         self.stages = stages
@@ -108,6 +110,8 @@ class _Run:
         self.wire = wire
         self.training = training
         self.loss_grad = loss_grad
+        self.weight_gradients = weight_gradients
+        self.put_off: dict[tuple[int, int], list[Callable[[], None]]] = {}  # (chunk, micro-batch)
         self.sends_in_flight = sends_in_flight
         self.results: dict[int, torch.Tensor] = {}
         self.saved: dict[tuple[int, int], _Saved] = {}  # (chunk, micro-batch)
@@ -148,13 +152,22 @@ class _Run:
         else:
             loss = self.results[action.microbatch]
             gradient = torch.ones_like(loss) if self.loss_grad is None else self.loss_grad.reshape(loss.shape)
-        torch.autograd.backward(saved.output, gradient)
+        if action.kind is Kind.I and self.weight_gradients is not None:
+            with self.weight_gradients.put_off() as work:
+                torch.autograd.backward(saved.output, gradient)
+            self.put_off[action.chunk, action.microbatch] = work
+        else:
+            torch.autograd.backward(saved.output, gradient)
         if saved.hidden is not None and links.backward_out is not None:
             if saved.hidden.grad is None:
                 raise ValueError(
                     f"{describe(action)}: the stage's output does not depend on the hidden states"
                 )
             self._send(saved.hidden.grad, links.backward_out)
+
+    def add_weight_gradients(self, action: Action) -> None:
+        for work in self.put_off.pop((action.chunk, action.microbatch)):
+            work()
 
     def finish(self) -> None:
         """Wait for what is still on its way."""
@@ -164,6 +177,8 @@ class _Run:
 
     def _incoming(self, action: Action) -> Link | None:
         links = self.links[action.chunk]
+        if action.kind is Kind.W:
+            return None
         return links.forward_in if action.kind is Kind.F else links.backward_in
 
     def _arrived(self) -> torch.Tensor:
@@ -192,7 +207,11 @@ def _check_loss(output: torch.Tensor, action: Action) -> None:
 
 
 def _check_arguments(
-    actions: Sequence[Action], stages: list[Stage], links: list[Links], microbatches: int
+    actions: Sequence[Action],
+    stages: list[Stage],
+    links: list[ChunkLinks],
+    microbatches: int,
+    can_split: bool,
 ) -> None:
     if len(stages) != len(links):
         raise ValueError(
@@ -205,7 +224,5 @@ def _check_arguments(
     if needed != microbatches:
         raise ValueError(f"the table is for {needed} micro-batches, but {microbatches} were given")
     split = [action for action in actions if action.kind in (Kind.I, Kind.W)]
-    if split:
-        raise ValueError(
-            f"{describe(split[0])}: backwards split into I and W cannot be run, only whole ones (B)"
-        )
+    if split and not can_split:
+        raise ValueError(f"{describe(split[0])}: the backward is split, but weight_gradients is not given")

@@ -6,13 +6,24 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Protocol
 
 import torch
 import torch.distributed as dist
 
-from megalite.parallel.topology import Edge
 from megalite.pipeline.schedule import Kind, Schedule
+
+
+@dataclass(frozen=True)
+class Edge:
+    """One directed link to another rank; `peer` is its global rank.
+
+    Each direction has a group of its own (in which NCCL gives every pair of ranks a communicator and stream
+    of its own), so the k-th send always meets the k-th receive: no tags, and a receive may be posted any time
+    ahead without blocking a send.
+    """
+
+    group: dist.ProcessGroup
+    peer: int
 
 
 @dataclass(frozen=True)
@@ -25,22 +36,9 @@ class LocalLink:
 Link = Edge | LocalLink
 
 
-class Links(Protocol):
-    """The links of one chunk, None at the ends of the chain; `parallel.topology.PipelineEdges` is one."""
-
-    @property
-    def forward_in(self) -> Link | None: ...
-    @property
-    def forward_out(self) -> Link | None: ...
-    @property
-    def backward_in(self) -> Link | None: ...
-    @property
-    def backward_out(self) -> Link | None: ...
-
-
 @dataclass(frozen=True)
 class ChunkLinks:
-    """Links of one chunk out of several on this rank."""
+    """The links of one chunk, None at the ends of the chain."""
 
     forward_in: Link | None = None
     forward_out: Link | None = None

@@ -7,8 +7,9 @@ backward the other way round. `checker.check` proves a table sound, `simulation.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from functools import cached_property
 
@@ -78,11 +79,10 @@ def v_stages(pp: int) -> tuple[tuple[int, ...], ...]:
     return tuple((rank, 2 * pp - 1 - rank) for rank in range(pp))
 
 
-def forward_only(pp: int, microbatches: int) -> Schedule:
-    """All forwards in order, for evaluation and generation: nothing is kept for a backward."""
-    _require_positive(pp=pp, microbatches=microbatches)
-    forwards = tuple(Action(Kind.F, m) for m in range(microbatches))
-    return Schedule("forward-only", microbatches, (forwards,) * pp, loop_stages(pp), (0,) * pp)
+def forward_only(schedule: Schedule) -> Schedule:
+    """A schedule's forwards in its order, for evaluation and generation: nothing is kept for backward."""
+    ranks = tuple(tuple(action for action in rank if action.kind is Kind.F) for rank in schedule.actions)
+    return replace(schedule, name="forward-only", actions=ranks, max_in_flight=(0,) * len(schedule))
 
 
 def gpipe(pp: int, microbatches: int) -> Schedule:
@@ -229,3 +229,16 @@ def _require_positive(**sizes: int) -> None:
     for name, size in sizes.items():
         if size < 1:
             raise ValueError(f"{name} is {size}; a schedule needs at least 1")
+
+
+MAKERS = {"gpipe": gpipe, "1f1b": one_f_one_b, "zb-h1": zb_h1, "zbv": zb_v}
+
+
+@functools.cache
+def make_schedule(
+    name: str, pp: int, microbatches: int, chunks: int = 1, group: int | None = None
+) -> Schedule:
+    """The schedule called `name`, one of MAKERS or interleaved, which alone reads `chunks` and `group`."""
+    if name == "interleaved":
+        return interleaved(pp, microbatches, chunks, group)
+    return MAKERS[name](pp, microbatches)

@@ -19,7 +19,8 @@ def on_every_rank(action: Callable[[], T], expected: type[Exception]) -> T:
     with one message.
 
     Raises TrainingError on every rank when ``action`` raised ``expected`` on any, so that nobody waits for a
-    rank that has given up."""
+    rank that has given up.
+    """
     result: T | None = None
     message: str | None = None
     try:

@@ -14,7 +14,8 @@ def flops_per_token(model: ModelConfig, tensor_parallel: int = 1) -> float:
 
     Megatron-LM's formula: 6 per weight of every matrix product (2 a multiply-add, 3 for forward and the two
     gradients), the head over the padded vocabulary, and 6 * layers * heads * head_dim * seq for causal
-    attention, that is half of the full square. Tables published before 2025 mostly count the full square."""
+    attention, that is half of the full square. Tables published before 2025 mostly count the full square.
+    """
     hidden, width = model.hidden_size, model.num_attention_heads * model.kv_channels
     keys_and_values = 2 * model.num_query_groups * model.kv_channels
     mlp_matrices = 3 if model.swiglu else 2

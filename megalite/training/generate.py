@@ -9,9 +9,10 @@ import torch
 
 from megalite.accelerator import local_device
 from megalite.checkpoint import CheckpointNotFoundError, latest_iteration, load, read_state
-from megalite.config import config_from_dict
+from megalite.config import ModelConfig, config_from_dict
 from megalite.data.tokenizer import Tokenizer, build_tokenizer
-from megalite.model.gpt import GPTStage
+from megalite.model.gpt import GPTStage, StagePlace, build_stages
+from megalite.parallel.params import ParameterFactory
 from megalite.parallel.topology import build_topology
 from megalite.training.step import parameter_block
 
@@ -37,8 +38,18 @@ class Sampling:
     seed: int = 1234
 
 
-def load_model(directory: str, iteration: int | None = None) -> tuple[GPTStage, Tokenizer]:
-    """The whole model and its tokenizer from a checkpoint folder, as one process holds them.
+@dataclass(frozen=True)
+class LoadedModel:
+    """A whole model in one process."""
+
+    stage: GPTStage
+    config: ModelConfig
+    tokenizer: Tokenizer
+    device: torch.device
+
+
+def load_model(directory: str, iteration: int | None = None) -> LoadedModel:
+    """The model and its tokenizer from a checkpoint folder.
 
     Raises CheckpointError when there is no usable checkpoint, DataError when the tokenizer's files are gone.
     """
@@ -47,20 +58,23 @@ def load_model(directory: str, iteration: int | None = None) -> tuple[GPTStage, 
         raise CheckpointNotFoundError(f"{directory} has no checkpoint")
     config = config_from_dict(read_state(directory, found)["config"])
     tokenizer = build_tokenizer(config.data, config.model.vocab_size)
-    dtype: torch.dtype = getattr(torch, config.precision.params_dtype)
-    model = GPTStage(config.model, build_topology(1, 1, local_device()), dtype, config.run.seed)
-    parameters = dict.fromkeys(model.parameters())
-    blocks = [block for param in parameters for block in parameter_block("model", param, param.detach())]
+    topology = build_topology(1, 1, local_device())
+    make = ParameterFactory(topology, getattr(torch, config.precision.params_dtype), config.run.seed)
+    (stage,) = build_stages(config.model, make, [StagePlace(range(config.model.num_layers))])
+    blocks = [
+        block for param in stage.parameters() for block in parameter_block("model", param, param.detach())
+    ]
     load(directory, blocks, found, ignored_prefixes=("optimizer.",))
-    return model, tokenizer
+    return LoadedModel(stage, config.model, tokenizer, topology.device)
 
 
 @torch.no_grad()
-def generate(model: GPTStage, prompt: list[int], count: int, sampling: Sampling, eod: int) -> Iterator[int]:
+def generate(model: LoadedModel, prompt: list[int], count: int, sampling: Sampling) -> Iterator[int]:
     """Up to ``count`` token ids that follow ``prompt``, one by one; ends after the end-of-document token.
 
     Every token is a forward pass over the last ``seq_length`` tokens. Raises ValueError for an empty prompt
-    or one with ids outside the vocabulary."""
+    or one with ids outside the vocabulary.
+    """
     vocabulary = model.config.vocab_size
     if not prompt or not all(0 <= token < vocabulary for token in prompt):
         raise ValueError(
@@ -69,10 +83,10 @@ def generate(model: GPTStage, prompt: list[int], count: int, sampling: Sampling,
     generator = torch.Generator().manual_seed(sampling.seed)
     tokens = list(prompt)
     for _ in range(count):
-        logits = model.logits(_context(tokens[-model.config.seq_length :], model.topology.device), None)
+        logits = model.stage.logits(_context(tokens[-model.config.seq_length :], model.device), None)
         tokens.append(_draw(logits[-1, 0, :vocabulary].float().cpu(), sampling, generator))
         yield tokens[-1]
-        if tokens[-1] == eod:
+        if tokens[-1] == model.tokenizer.eod:
             return
 
 

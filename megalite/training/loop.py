@@ -185,7 +185,7 @@ def _description(trainer: Trainer) -> list[str]:
         raise TrainingError(
             f"the model has {built:,} parameters, but its configuration says {expected:,}: this is a bug"
         )
-    cost = bytes_per_parameter(trainer.model.dtype)
+    cost = bytes_per_parameter(trainer.dtype)
     held = sum(bucket.weights.numel() for bucket in trainer.buckets.buckets)
     place = f"tp {topology.tp.size} x pp {topology.pp.size} x dp {topology.dp.size}, {topology.device.type}"
     parts = f"{cost.weights} + {cost.main_grads} + {cost.optimizer}"

@@ -21,7 +21,8 @@ class StepMetrics:
     ``lm_loss``: nats a token, averaged over the steps. ``grad_norm``, ``learning_rate``, ``loss_scale``: of
     the last step.
     ``skipped``, ``nan``: steps of this interval whose update was left out, and of those the ones that had no
-    overflow to blame."""
+    overflow to blame.
+    """
 
     iteration: int
     train_iters: int

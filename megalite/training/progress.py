@@ -59,7 +59,8 @@ def load_progress(trainer: Trainer) -> tuple[Progress, list[str]]:
 
     Returns where training goes on, and lines that say what was found. Without a checkpoint training starts
     anew, unless ``--exit-on-missing-checkpoint`` makes that a TrainingError. ``--finetune`` takes only the
-    weights."""
+    weights.
+    """
     config = trainer.config
     directory = config.checkpoint.load
     if directory is None:

@@ -6,29 +6,33 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from math import prod
 
 import torch
 
 from megalite.checkpoint import Block
-from megalite.config import Config
+from megalite.config import Config, pipeline_schedule, stage_layers, virtual_stages
 from megalite.data.batch import Batch
-from megalite.model.gpt import GPTStage
+from megalite.model.gpt import GPTStage, StagePlace, build_stages
 from megalite.optim.optimizer import Optimizer
 from megalite.parallel.buckets import GradientBuckets
 from megalite.parallel.mappings import all_reduce
-from megalite.parallel.params import global_block, narrow_to_block, record_of
-from megalite.parallel.topology import Axis, Topology
-from megalite.pipeline.executor import run_schedule
-from megalite.pipeline.schedule import forward_only, one_f_one_b
+from megalite.parallel.params import ParameterFactory, global_block, narrow_to_block, record_of
+from megalite.parallel.topology import Axis, Topology, axis_ranks
+from megalite.parallel.weight_gradients import WeightGradients
+from megalite.pipeline.executor import Stage, run_schedule
+from megalite.pipeline.links import build_links
+from megalite.pipeline.schedule import Schedule, forward_only, make_schedule
 
 
 @dataclass(frozen=True)
 class StepOutcome:
     """Results of a step, scalars on the device so that nothing waits for them.
 
-    ``loss``: this rank's part of the mean over the global batch's tokens; its sum over dp is the loss (0
-    before the last stage). The rest are the optimizer's StepStats."""
+    ``loss``: this rank's part of the mean over the global batch's tokens, 0 where the last stage is not; its
+    sum over dp and pp is the loss. The rest are the optimizer's StepStats.
+    """
 
     loss: torch.Tensor
     grad_norm: torch.Tensor
@@ -44,16 +48,28 @@ def valid_tokens(microbatches: Sequence[Batch], dp: Axis) -> torch.Tensor:
 
 
 class Trainer:
-    """The model stage of this process and all that updates it."""
+    """The pipeline stages of this process and all that updates them."""
 
     def __init__(self, config: Config, topology: Topology):
         self.config, self.topology = config, topology
-        dtype: torch.dtype = getattr(torch, config.precision.params_dtype)
-        sequence_parallel = config.parallel.sequence_parallel
-        self.model = GPTStage(config.model, topology, dtype, config.run.seed, sequence_parallel)
+        self.dtype: torch.dtype = getattr(torch, config.precision.params_dtype)
         parallel = config.parallel
+        make = ParameterFactory(topology, self.dtype, config.run.seed, parallel.sequence_parallel)
+        placement = self._schedule(microbatches=1)
+        layers = stage_layers(config)
+        places = [
+            StagePlace(layers[stage], first=stage == 0, last=stage == len(layers) - 1)
+            for stage in placement.stages[topology.pp.rank]
+        ]
+        self.stages = build_stages(config.model, make, places)
+        pipelines = axis_ranks(
+            topology.world_size, parallel.tensor_model_parallel_size, parallel.pipeline_model_parallel_size
+        )["pp"]
+        timeout = timedelta(minutes=parallel.distributed_timeout_minutes)
+        self.links = build_links(placement, pipelines, topology.device, timeout)
+        parameters = [parameter for stage in self.stages for parameter in stage.parameters()]
         self.buckets = GradientBuckets(
-            self.model.parameters(), topology, parallel.ddp_bucket_size, parallel.overlap_grad_reduce
+            parameters, topology, parallel.ddp_bucket_size, parallel.overlap_grad_reduce
         )
         self.optimizer = Optimizer(
             self.buckets.buckets, config.optimizer, config.precision, topology.model, topology.device
@@ -62,22 +78,13 @@ class Trainer:
     def train_step(self, microbatches: Sequence[Batch], learning_rate: float) -> StepOutcome:
         """Forward and backward over this rank's micro-batches, reduction, update."""
         tokens = valid_tokens(microbatches, self.topology.dp).clamp(min=1)
-
-        def stage(batch: Batch, hidden: torch.Tensor | None) -> torch.Tensor:
-            output = self.model(batch, hidden)
-            return output / tokens if self.topology.is_last_stage else output
-
-        self.buckets.zero_grads()
-        losses = run_schedule(
-            one_f_one_b(self.topology.pp.size, len(microbatches))[self.topology.pp.rank],
-            stage,
+        self.buckets.start_step(len(microbatches))
+        losses = self._run(
+            self._schedule(len(microbatches)),
             microbatches,
-            self.topology.edges,
-            hidden_shape=self.model.hidden_shape(self.config.batch.micro_batch_size),
-            hidden_dtype=self.model.dtype,
-            device=self.topology.device,
+            normaliser=tokens,
             loss_grad=self.optimizer.loss_scale,
-            before_last_backward=self.buckets.start_last_backward,
+            weight_gradients=self.buckets.weight_gradients,
         )
         self.buckets.finish()
         stats = self.optimizer.step(learning_rate)
@@ -85,26 +92,55 @@ class Trainer:
         return StepOutcome(loss, stats.grad_norm, stats.skipped, stats.loss_scale, stats.stuck)
 
     def evaluate(self, batches: Iterator[Sequence[Batch]], iterations: int) -> torch.Tensor:
-        """Mean loss over the valid tokens of ``iterations`` global batches: fp64, right on the last stage."""
+        """Mean loss over the valid tokens of ``iterations`` global batches: fp64, the same on every rank."""
         total = torch.zeros(2, dtype=torch.float64, device=self.topology.device)  # summed loss, tokens
         for _ in range(iterations):
             microbatches = next(batches)
-            for loss in self.forward(microbatches):
+            for loss in self._run(forward_only(self._schedule(len(microbatches))), microbatches):
                 total[0] += loss
-            total[1] += torch.stack([(batch.loss_mask != 0).sum() for batch in microbatches]).sum()
-        all_reduce(total, self.topology.dp)
+            if self.stages[-1].head is not None:
+                total[1] += torch.stack([(batch.loss_mask != 0).sum() for batch in microbatches]).sum()
+        all_reduce(all_reduce(total, self.topology.dp), self.topology.pp)
         return total[0] / total[1].clamp(min=1)
 
-    def forward(self, microbatches: Sequence[Batch]) -> list[torch.Tensor]:
-        """Summed loss of each micro-batch, on the last stage; empty elsewhere."""
+    def _run(
+        self,
+        schedule: Schedule,
+        microbatches: Sequence[Batch],
+        normaliser: torch.Tensor | None = None,
+        loss_grad: torch.Tensor | None = None,
+        weight_gradients: WeightGradients | None = None,
+    ) -> list[torch.Tensor]:
+        """Loss of each micro-batch, summed over tokens, over ``normaliser``; where the last stage is."""
+
+        def callable_stage(stage: GPTStage) -> Stage:
+            if stage.head is None or normaliser is None:
+                return stage
+            return lambda batch, hidden: stage(batch, hidden) / normaliser
+
+        model, batch = self.config.model, self.config.batch
+        shards = self.topology.tp.size if self.config.parallel.sequence_parallel else 1
         return run_schedule(
-            forward_only(self.topology.pp.size, len(microbatches))[self.topology.pp.rank],
-            self.model,
+            schedule[self.topology.pp.rank],
+            [callable_stage(stage) for stage in self.stages],
             microbatches,
-            self.topology.edges,
-            hidden_shape=self.model.hidden_shape(self.config.batch.micro_batch_size),
-            hidden_dtype=self.model.dtype,
+            self.links,
+            hidden_shape=(model.seq_length // shards, batch.micro_batch_size, model.hidden_size),
+            hidden_dtype=self.dtype,
             device=self.topology.device,
+            loss_grad=loss_grad,
+            weight_gradients=weight_gradients,
+            sends_in_flight=schedule.sends_in_flight,
+        )
+
+    def _schedule(self, microbatches: int) -> Schedule:
+        parallel = self.config.parallel
+        return make_schedule(
+            pipeline_schedule(self.config),
+            parallel.pipeline_model_parallel_size,
+            microbatches,
+            virtual_stages(self.config),
+            parallel.microbatch_group_size_per_virtual_pipeline_stage,
         )
 
     def blocks(self, with_optimizer: bool = True) -> Iterator[Block]:

@@ -45,14 +45,14 @@ class Window:
         for the device.
 
         Raises TrainingError on every rank when a gradient was not finite (unless
-        --no-check-for-nan-in-loss-and-grad), or when the fp16 loss scale cannot fall further."""
+        --no-check-for-nan-in-loss-and-grad), or when the fp16 loss scale cannot fall further.
+        """
         synchronize(self.topology.device)
         seconds = time.perf_counter() - self._started
         outcomes, self._outcomes = self._outcomes, []
         count = len(outcomes)
-        losses = all_reduce(
-            torch.stack([outcome.loss for outcome in outcomes]).double(), self.topology.dp
-        ).tolist()
+        parts = torch.stack([outcome.loss for outcome in outcomes]).double()
+        losses = all_reduce(all_reduce(parts, self.topology.dp), self.topology.pp).tolist()
         norms = [float(outcome.grad_norm) for outcome in outcomes]
         skipped = [bool(outcome.skipped) for outcome in outcomes]
         self._check(progress.iteration - count, norms, skipped, int(outcomes[-1].stuck))

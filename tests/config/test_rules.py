@@ -53,6 +53,46 @@ ONE_ERROR = [
         2,
         "--seq-length 31: 31 tokens not divisible by TP 2, as --sequence-parallel needs; nearest: 30 or 32",
     ),
+    ("--pipeline-schedule interleaved", 1, "--pipeline-schedule interleaved: interleaved needs PP > 1"),
+    ("--pipeline-schedule zbv", 1, "--pipeline-schedule zbv: zbv needs PP > 1"),
+    (
+        "--pipeline-model-parallel-size 2 --num-layers 6 --pipeline-schedule zbv",
+        2,
+        "--num-layers 6: 6 layers not divisible by PP 2 x 2 chunks; valid PP: 1,2,3,6; or 4 or 8 layers",
+    ),
+    (
+        "--pipeline-model-parallel-size 2 --pipeline-schedule zb-h1 --num-virtual-stages-per-pipeline-rank 2",
+        2,
+        "--num-virtual-stages-per-pipeline-rank 2: is for the interleaved schedule, not zb-h1",
+    ),
+    (
+        "--pipeline-model-parallel-size 2 --num-virtual-stages-per-pipeline-rank 2 "
+        "--num-layers-per-virtual-pipeline-stage 1",
+        2,
+        "--num-layers-per-virtual-pipeline-stage 1: says with another flag how many chunks there are",
+    ),
+    (
+        "--pipeline-model-parallel-size 2 --num-virtual-stages-per-pipeline-rank 2 "
+        "--microbatch-group-size-per-virtual-pipeline-stage 1",
+        2,
+        "--microbatch-group-size-per-virtual-pipeline-stage 1: is smaller than PP 2",
+    ),
+    (
+        "--decoder-last-pipeline-num-layers 1",
+        1,
+        "--decoder-last-pipeline-num-layers 1: needs PP > 1; leave it out: one stage holds all layers",
+    ),
+    (
+        "--pipeline-model-parallel-size 2 --decoder-first-pipeline-num-layers 1 "
+        "--decoder-last-pipeline-num-layers 1",
+        2,
+        "4 layers do not come out even over 2 stages",
+    ),
+    (
+        "--pipeline-model-parallel-size 2 --decoder-first-pipeline-num-layers 1 --pipeline-schedule zbv",
+        2,
+        "--decoder-first-pipeline-num-layers 1: is not for several chunks a rank",
+    ),
     # model
     ("--hidden-size 50", 1, "--hidden-size 50: hidden size 50 not divisible by 12 heads; nearest: 48 or 60"),
     ("--seq-length 64", 1, "--max-position-embeddings 32: 32 positions are fewer than the 64 tokens"),

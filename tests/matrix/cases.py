@@ -98,7 +98,7 @@ def options(layout: Layout) -> dict[str, Options]:
     """For each model variant the options to use on `layout`.
 
     Sequence parallelism and overlap come in all four combinations on each layout that has both axes, and with
-    each variant; schedules and the other options rotate. Where an axis has one rank its option is off: it would do nothing.
+    each variant; schedules and the other options rotate. Where an axis has one rank its option is off.
     """
     axes = (layout.tensor > 1, layout.data > 1)
     turn = [one for one in LAYOUTS if (one.tensor > 1, one.data > 1) == axes].index(layout)

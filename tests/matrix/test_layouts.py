@@ -29,12 +29,12 @@ def reference(model: ModelConfig) -> list[Step]:
     return train(weights, cases.architecture(model), batches, cases.LEARNING_RATES, cases.RECIPE)
 
 
-def check(layout: Layout, variant: str, ranks: Sequence[Trained]) -> None:
-    model = cases.model_for(variant, layout)
+def check_against(model: ModelConfig, layout: Layout, ranks: Sequence[Trained]) -> None:
+    """Every rank's results on `layout` are those of one process."""
     expected = reference(model)
     assert {one.parameter_count for one in ranks} == {number_of_parameters(model)}
     for step, wanted in enumerate(expected):
-        where = f"{variant} on {layout}, step {step}"
+        where = f"{model} on {layout}, step {step}"
         for tp_rank in range(layout.tensor):
             loss = sum(
                 one.losses[step] for rank, one in enumerate(ranks) if layout.coordinates(rank)[0] == tp_rank
@@ -46,7 +46,7 @@ def check(layout: Layout, variant: str, ranks: Sequence[Trained]) -> None:
         assert ranks[0].grad_norms[step] == pytest.approx(wanted.grad_norm, abs=TOLERANCE), where
         assert not any(one.skipped[step] for one in ranks), where
     weights = assemble([one.weights for one in ranks])
-    assert not differences(weights, expected[-1].weights, TOLERANCE), f"weights of {variant} on {layout}"
+    assert not differences(weights, expected[-1].weights, TOLERANCE), f"weights of {model} on {layout}"
     one_copy = [one.weights for rank, one in enumerate(ranks) if layout.coordinates(rank)[2] == 0]
     assert all(counted_once(one_copy).values()), counted_once(one_copy)
 
@@ -59,7 +59,7 @@ def test_every_layout_gives_the_numbers_of_the_reference(pool: WorkerPool, layou
     ]
     ranks = pool.run(layout.ranks, train_three_steps, layout, configs)
     for number, variant in enumerate(MODELS):
-        check(layout, variant, [results[number] for results in ranks])
+        check_against(cases.model_for(variant, layout), layout, [results[number] for results in ranks])
 
 
 def test_the_layouts_are_all_factorisations() -> None:

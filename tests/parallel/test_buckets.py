@@ -51,7 +51,7 @@ def test_parameters_keep_their_values_and_share_flat_memory() -> None:
 
 def test_gradients_of_micro_batches_add_up_in_fp32() -> None:
     parameters, buckets = _parameters(torch.bfloat16)
-    buckets.zero_grads()
+    buckets.start_step(microbatches=2)
     for step in (1.0, 2.0**-9):  # the sum is not a bf16 number
         (parameters[0].sum() * step).backward()
         assert parameters[0].grad is None
@@ -66,12 +66,11 @@ def _reduced_during_backward(overlap: bool) -> tuple[list[bool], list[float]]:
     make = ParameterFactory(topology, torch.float64, seed=1)
     parameters = [make.replicated(f"p{index}", (4,), std=1.0) for index in range(3)]
     buckets = GradientBuckets(parameters, topology, bucket_size=1, overlap=overlap)
-    buckets.zero_grads()
+    buckets.start_step(microbatches=2)
     loss = sum(((index + 1) * param).sum() for index, param in enumerate(parameters)) * (topology.rank + 1)
     assert isinstance(loss, torch.Tensor)
     loss.backward(retain_graph=True)  # not the last micro-batch: nothing may be reduced yet
     assert all(reduction.work is None for reduction in buckets._reductions)
-    buckets.start_last_backward()
     loss.backward()
     begun = [reduction.work is not None for reduction in buckets._reductions]
     buckets.finish()

@@ -13,13 +13,13 @@ from megalite.parallel.params import (
     record_of,
     seeded_normal,
 )
-from megalite.parallel.topology import Axis, PipelineEdges, Topology
+from megalite.parallel.topology import Axis, Topology
 
 
 def _factory(tp_size: int, tp_rank: int, seed: int = 7) -> ParameterFactory:
     axes = {name: Axis(name) for name in ("dp", "pp", "model", "embedding")}
     tp = Axis("tp", tp_size, tp_rank, None, tuple(range(tp_size)))
-    topology = Topology(tp_rank, tp_size, tp=tp, **axes, edges=PipelineEdges(), device=torch.device("cpu"))
+    topology = Topology(tp_rank, tp_size, tp=tp, **axes, device=torch.device("cpu"))
     return ParameterFactory(topology, torch.float64, seed)
 
 

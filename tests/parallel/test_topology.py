@@ -54,14 +54,10 @@ def test_one_process_has_no_groups() -> None:
     topology = build_topology(1, 1, torch.device("cpu"))
     for name in ("tp", "dp", "pp", "model", "embedding"):
         assert topology.axis(name).group is None
-    assert topology.edges.forward_in is None
-    assert topology.edges.backward_in is None
 
 
-def _sums_and_neighbours(tensor: int, pipeline: int) -> dict[str, int]:
-    """What a rank's neighbours send it, each its own number; sums over every axis are checked here."""
+def _sum_over_each_axis(tensor: int, pipeline: int) -> None:
     topology = build_topology(tensor, pipeline, torch.device("cpu"))
-    seen = {}
     for name in ("tp", "dp", "pp", "model", "embedding"):
         axis = topology.axis(name)
         total = torch.tensor([topology.rank])
@@ -69,26 +65,8 @@ def _sums_and_neighbours(tensor: int, pipeline: int) -> dict[str, int]:
             dist.all_reduce(total, group=axis.group)
         assert int(total) == sum(axis.ranks)
         assert axis.ranks[axis.rank] == topology.rank
-    edges = topology.edges
-    works = []
-    for edge in (edges.forward_out, edges.backward_out):
-        if edge is not None:
-            works.append(dist.isend(torch.tensor([topology.rank]), edge.peer, group=edge.group))
-    for label, edge in (("before", edges.forward_in), ("after", edges.backward_in)):
-        if edge is not None:
-            box = torch.zeros(1, dtype=torch.int64)
-            dist.recv(box, edge.peer, group=edge.group)
-            seen[label] = int(box)
-    for work in works:
-        assert work is not None
-        work.wait()
-    return seen
 
 
 @pytest.mark.parametrize(("tp", "pp"), [(2, 2), (1, 4), (2, 1), (1, 8)])
-def test_groups_and_links_reach_the_right_ranks(pool: WorkerPool, tp: int, pp: int) -> None:
-    world = 8
-    stage = world // pp
-    for rank, seen in enumerate(pool.run(world, _sums_and_neighbours, tp, pp)):
-        assert seen.get("before") == (rank - stage if rank >= stage else None)
-        assert seen.get("after") == (rank + stage if rank + stage < world else None)
+def test_groups_hold_the_ranks_of_their_axis(pool: WorkerPool, tp: int, pp: int) -> None:
+    pool.run(8, _sum_over_each_axis, tp, pp)

@@ -5,9 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 from math import gcd
 
+from ..pipeline_split import pipeline_schedule, stage_layers, virtual_stages
 from .rule import Candidate, Finding, divisors, listed, multiples_around, reads
 
 TP, PP = "tensor_model_parallel_size", "pipeline_model_parallel_size"
+VIRTUAL = ("num_layers_per_virtual_pipeline_stage", "num_virtual_stages_per_pipeline_rank")
+ENDS = (
+    "decoder_first_pipeline_num_layers",
+    "decoder_last_pipeline_num_layers",
+    "account_for_embedding_in_pipeline_split",
+    "account_for_loss_in_pipeline_split",
+)
+PIPELINE = ("pipeline_schedule", *VIRTUAL, "microbatch_group_size_per_virtual_pipeline_stage", *ENDS)
 
 
 @reads("world_size", TP, PP)
@@ -51,13 +60,67 @@ def ffn_is_divisible(c: Candidate) -> Iterator[Finding]:
         yield "ffn_hidden_size", ffn, rule, f"nearest: {multiples_around(ffn, c.tp)}"
 
 
-@reads("num_layers", PP)
+@reads("num_layers", PP, *PIPELINE)
 def layers_are_divisible(c: Candidate) -> Iterator[Finding]:
-    layers = c.config.model.num_layers
-    if layers % c.pp:
-        rule = f"{layers} layers not divisible by PP {c.pp}"
-        advice = f"valid PP: {listed(divisors(layers))}; or {multiples_around(layers, c.pp)} layers"
-        yield "num_layers", layers, rule, advice
+    layers, chunks = c.config.model.num_layers, virtual_stages(c.config)
+    if c.pp == 1:
+        return  # one stage holds all; what asks for several is refused by its own rule
+    try:
+        stage_layers(c.config)
+    except ValueError as error:
+        stages = c.pp * chunks
+        cut = f"PP {c.pp}" if chunks == 1 else f"PP {c.pp} x {chunks} chunks"
+        if layers % stages == 0 or not _even(c):
+            advice = "change the layers of the first or last stage, or what is counted as a layer"
+            yield "num_layers", layers, str(error), advice
+        else:
+            advice = f"valid PP: {listed(divisors(layers))}; or {multiples_around(layers, stages)} layers"
+            yield "num_layers", layers, f"{layers} layers not divisible by {cut}", advice
+
+
+def _even(c: Candidate) -> bool:
+    """Whether all stages are meant to be equal."""
+    parallel = c.config.parallel
+    given = (parallel.decoder_first_pipeline_num_layers, parallel.decoder_last_pipeline_num_layers)
+    counted = (parallel.account_for_embedding_in_pipeline_split, parallel.account_for_loss_in_pipeline_split)
+    return given == (None, None) and not any(counted)
+
+
+@reads("num_layers", PP, *PIPELINE)
+def schedule_fits(c: Candidate) -> Iterator[Finding]:
+    parallel, schedule = c.config.parallel, pipeline_schedule(c.config)
+    virtual = {name: getattr(parallel, name) for name in VIRTUAL if getattr(parallel, name) is not None}
+    name, value = next(iter(virtual.items()), ("pipeline_schedule", schedule))
+    if schedule in ("interleaved", "zbv") and c.pp == 1:
+        yield name, value, f"{schedule} needs PP > 1", "leave it out, or set --pipeline-model-parallel-size 2"
+    if virtual and schedule != "interleaved":
+        yield name, value, f"is for the interleaved schedule, not {schedule}", "leave one of the two out"
+    if len(virtual) > 1:
+        yield name, value, "says with another flag how many chunks there are", f"give one of {len(virtual)}"
+    group = parallel.microbatch_group_size_per_virtual_pipeline_stage
+    if group is not None and (schedule != "interleaved" or group < c.pp):
+        rule = (
+            "is for the interleaved schedule" if schedule != "interleaved" else f"is smaller than PP {c.pp}"
+        )
+        yield (
+            "microbatch_group_size_per_virtual_pipeline_stage",
+            group,
+            rule,
+            f"leave it out: PP {c.pp} is used",
+        )
+
+
+@reads("num_layers", PP, *PIPELINE)
+def ends_are_of_a_pipeline(c: Candidate) -> Iterator[Finding]:
+    for name in ENDS:
+        value = getattr(c.config.parallel, name)
+        if value in (None, False):
+            continue
+        if c.pp == 1:
+            yield name, value, "needs PP > 1", "leave it out: one stage holds all layers"
+        elif virtual_stages(c.config) > 1 and value is not True:
+            advice = "count the embedding or the loss as a layer instead, or use 1f1b"
+            yield name, value, "is not for several chunks a rank", advice
 
 
 @reads("sequence_parallel", "seq_length", TP)
@@ -89,6 +152,8 @@ RULES = (
     groups_are_divisible,
     ffn_is_divisible,
     layers_are_divisible,
+    schedule_fits,
+    ends_are_of_a_pipeline,
     sequence_parallel_fits,
     global_batch_is_divisible,
 )

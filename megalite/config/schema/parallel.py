@@ -23,6 +23,42 @@ class ParallelConfig:
         "at least 4 x PP micro-batches a step.",
         minimum=1,
     )
+    pipeline_schedule: str | None = setting(
+        None,
+        "Order of the pipeline's work. gpipe holds the activations of all micro-batches; 1f1b (default) of "
+        "at most PP; interleaved cuts each rank's layers into chunks and the bubble with them, for more "
+        "communication; zb-h1 fills bubbles with weight gradients; zbv does so on two chunks a rank and has "
+        "the smallest bubble.",
+        choices=("gpipe", "1f1b", "interleaved", "zb-h1", "zbv"),
+    )
+    num_layers_per_virtual_pipeline_stage: int | None = setting(
+        None, "Layers in one chunk of the interleaved schedule, which this selects.", minimum=1
+    )
+    num_virtual_stages_per_pipeline_rank: int | None = setting(
+        None, "Chunks a rank in the interleaved schedule, which this selects. Default there: 2.", minimum=1
+    )
+    microbatch_group_size_per_virtual_pipeline_stage: int | None = setting(
+        None,
+        "Micro-batches that a rank takes through one chunk before it turns to the next (interleaved). "
+        "Default, and least: PP.",
+        minimum=1,
+    )
+    decoder_first_pipeline_num_layers: int | None = setting(
+        None, "Layers of the first stage, when it should have fewer for the embedding's sake.", minimum=0
+    )
+    decoder_last_pipeline_num_layers: int | None = setting(
+        None,
+        "Layers of the last stage, when it should have fewer for the head's and the loss' sake.",
+        minimum=0,
+    )
+    account_for_embedding_in_pipeline_split: bool = setting(
+        False,
+        "Count the embedding as a layer when layers are shared out, so that the first stage gets one less.",
+    )
+    account_for_loss_in_pipeline_split: bool = setting(
+        False,
+        "Count head and loss as a layer when layers are shared out, so that the last stage gets one less.",
+    )
     sequence_parallel: bool = setting(
         False,
         "Split norms, residuals and dropout along the sequence over the tensor-parallel ranks: less "
