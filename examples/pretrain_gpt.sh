@@ -157,6 +157,8 @@ from pathlib import Path
 
 CONFIG = Path(__file__).resolve().parent / "configs" / "tiny_llama.yaml"
 LAYOUTS = {1: (1, 1), 2: (2, 1), 4: (2, 2), 8: (2, 2)}  # ranks -> tensor, pipeline; the rest is data
+SAMPLE = Path("runs/sample/corpus_text_document.idx")  # the recipe's data, from the folder of the command
+OTHER_DATA = {"--config", "--mock-data", "--data-path", "--data-args-path", "--train-data-path"}
 
 
 def with_defaults(flags: list[str], world_size: int) -> list[str]:
@@ -172,13 +174,32 @@ def with_defaults(flags: list[str], world_size: int) -> list[str]:
     return defaults + flags
 
 
+def advice(flags: list[str]) -> str:
+    """What a newcomer whose run on the recipe's own data was refused must know, or ""."""
+    if {flag.split("=")[0] for flag in flags} & OTHER_DATA or SAMPLE.is_file():
+        return ""
+    return (
+        f"The default data is a sample corpus that `make pretrain` puts into {SAMPLE.parent} of its folder; "
+        "start from\nthere. Or bring your own text with --data-path, or train on none:\n"
+        "  --mock-data --tokenizer-type NullTokenizer --vocab-size 1000"
+    )
+
+
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["--check-for-world-size"]:
-        from megalite.config.__main__ import main as check
+    flags = sys.argv[1:]
+    try:
+        if flags[:1] == ["--check-for-world-size"]:
+            from megalite.config.__main__ import main as check
 
-        sys.exit(check(["--world-size", sys.argv[2], *with_defaults(sys.argv[3:], int(sys.argv[2]))]))
+            world_size, flags = flags[1], flags[2:]
+            sys.exit(
+                check(["--run-follows", "--world-size", world_size, *with_defaults(flags, int(world_size))])
+            )
+        from megalite.training.main import main
 
-    from megalite.training.main import main
-
-    sys.exit(main(with_defaults(sys.argv[1:], int(os.environ.get("WORLD_SIZE", "1")))))
+        sys.exit(main(with_defaults(flags, int(os.environ.get("WORLD_SIZE", "1")))))
+    except SystemExit as leaving:
+        if leaving.code == 2 and os.environ.get("RANK", "0") == "0" and (text := advice(flags)):
+            print(text, file=sys.stderr, flush=True)
+        raise
 # end of the Python part

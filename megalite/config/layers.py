@@ -26,8 +26,6 @@ ALTERNATIVES: tuple[tuple[tuple[str, ...], ...], ...] = (
     (("lr_decay_iters",), ("lr_decay_samples",)),
     (("lr_wsd_decay_iters",), ("lr_wsd_decay_samples",)),
 )
-
-
 # What a switch that is off leaves without a meaning: switched off in a later layer, it takes these along.
 ONLY_WITH = {"group_query_attention": ("num_query_groups",)}
 
@@ -79,8 +77,9 @@ def make_layer(raw: Mapping[str, Any], typed: bool) -> Layer:
 
 
 def merge(layers: Iterable[Layer]) -> dict[str, Any]:
-    """Values by name: a later layer replaces the same names, and the alternatives to what it gives,
-    and what means nothing without a switch that it turns off."""
+    """Values by name: a later layer replaces the same names, the alternatives to what it gives, and what
+    means nothing without a switch that it turns off.
+    """
     merged: dict[str, Any] = {}
     for layer in layers:
         for row in ALTERNATIVES:
@@ -88,10 +87,9 @@ def merge(layers: Iterable[Layer]) -> dict[str, Any]:
             if any(meant):
                 for name in (name for way, used in zip(row, meant, strict=True) if not used for name in way):
                     merged.pop(name, None)
-        for switch, dependents in ONLY_WITH.items():
-            if layer.values.get(switch) is False:
-                for name in dependents:
-                    merged.pop(name, None)
+        off = [switch for switch in ONLY_WITH if layer.values.get(switch) is False]
+        for name in (name for switch in off for name in ONLY_WITH[switch]):
+            merged.pop(name, None)
         merged |= layer.values
     return merged
 

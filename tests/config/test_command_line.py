@@ -123,6 +123,20 @@ def test_a_setting_that_changes_nothing_is_a_warning(
     assert warning in capsys.readouterr().err
 
 
+def test_a_check_leaves_the_warnings_to_the_run(capsys: pytest.CaptureFixture[str]) -> None:
+    idle = minimal("--num-workers 2")
+    parse_or_exit(idle, 1, rank=0, run_follows=True)
+    assert capsys.readouterr().err == ""
+    with pytest.raises(SystemExit):
+        parse_or_exit([*idle, "--print-config"], 1, rank=0, run_follows=True)  # then no run follows
+    assert capsys.readouterr().err.count("--num-workers 2 has no effect") == 1
+
+
+def test_the_throughput_flag_of_megatron_is_taken_silently(capsys: pytest.CaptureFixture[str]) -> None:
+    parse_or_exit(minimal("--log-throughput"), 1, rank=0)
+    assert capsys.readouterr() == ("", "")
+
+
 def test_a_rest_of_the_samples_is_a_warning(capsys: pytest.CaptureFixture[str]) -> None:
     parse_or_exit(minimal("--train-samples 11 --global-batch-size 4", without="--train-iters"), 1, rank=0)
     assert "the last 3 of 11 samples fill no global batch" in capsys.readouterr().err

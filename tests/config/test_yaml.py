@@ -99,6 +99,7 @@ def test_flags_override_files_and_later_files_earlier_ones(tmp_path: Path) -> No
         ("lr_warmup_fraction: 0.1\n", "", "--lr-warmup-iters 0"),
         ("bf16: true\n", "", "--fp16"),
         ("params_dtype: float64\n", "", "--bf16"),
+        ("group_query_attention: true\nnum_query_groups: 4\n", "", "--no-group-query-attention"),
     ],
 )
 def test_a_flag_replaces_what_contradicts_it_in_a_file(

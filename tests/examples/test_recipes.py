@@ -45,6 +45,26 @@ def test_configuration_errors_come_once_and_together() -> None:
     assert "Traceback" not in done.stderr
 
 
+def test_without_the_sample_a_newcomer_is_told_where_it_comes_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = launch("--nproc-per-node", "2")
+    assert done.returncode == 2
+    assert "no such file: runs/sample/corpus_text_document.idx" in done.stderr
+    assert done.stderr.count("`make pretrain` puts into runs/sample") == 1
+    assert "make pretrain" not in launch("--nproc-per-node", "2", "--data-path", "mine").stderr
+
+
+def test_started_by_torchrun_the_newcomer_is_told_by_the_first_rank(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    ranks = [launch(RANK=rank, LOCAL_RANK=rank, WORLD_SIZE="2") for rank in ("0", "1")]
+    assert [done.returncode for done in ranks] == [2, 2]
+    assert ["make pretrain" in done.stderr for done in ranks] == [True, False]
+
+
 def test_several_nodes_tell_an_error_on_the_first_only() -> None:
     wrong = ["--nnodes", "2", "--nproc-per-node", "8", *NO_CORPUS, "--hiden-size", "8"]
     first, second = launch("--node-rank", "0", *wrong), launch("--node-rank", "1", *wrong)
