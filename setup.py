@@ -56,6 +56,7 @@ TEST = [
     "types-PyYAML>=6.0",
 ]
 DATA = ["pyarrow>=15.0", "sentencepiece>=0.2", "tiktoken>=0.7", "zstandard>=0.22"]
+PLOT = ["matplotlib>=3.8"]
 TENSORBOARD = ["tensorboard>=2.16"]
 
 ParallelCompile("MEGALITE_BUILD_JOBS").install()
@@ -90,7 +91,7 @@ setup(
         "torch>=2.11",
         'triton>=3.6; platform_system == "Linux"',
     ],
-    extras_require={"data": DATA, "tensorboard": TENSORBOARD, "test": TEST},
+    extras_require={"data": DATA, "plot": PLOT, "tensorboard": TENSORBOARD, "test": [*TEST, *PLOT]},
     packages=packages(),
     # A top-level module "kernels" would shadow the PyPI package of that name, which other libraries import.
     package_dir={"megalite": "megalite", "megalite.kernels": "kernels"},

@@ -1,0 +1,82 @@
+"""What a run will do, told without running it.
+
+    python tools/plan.py schedule --pp 4 --microbatches 8 --schedule zbv --png zbv.png
+
+draws a pipeline schedule as text, checks it, and tells its bubble and the activations it holds; --png makes a picture,
+--write-csv a table that can be edited and read back with --csv.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from megalite.pipeline.checker import check
+from megalite.pipeline.picture import draw_png
+from megalite.pipeline.schedule import MAKERS, Schedule, make_schedule
+from megalite.pipeline.simulation import ScheduleError, in_flight_peaks, simulate
+from megalite.pipeline.table import draw, read_csv, write_csv
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    commands = parser.add_subparsers(dest="command", required=True)
+    schedule = commands.add_parser("schedule", help="draw, check and time a pipeline schedule")
+    schedule.add_argument(
+        "--schedule", default="1f1b", choices=[*MAKERS, "interleaved"], help="default: 1f1b"
+    )
+    schedule.add_argument("--pp", type=int, default=4, help="pipeline ranks (default: 4)")
+    schedule.add_argument("--microbatches", type=int, default=8, help="micro-batches a step (default: 8)")
+    schedule.add_argument(
+        "--chunks", type=int, default=2, help="chunks a rank, interleaved only (default: 2)"
+    )
+    schedule.add_argument("--group", type=int, help="micro-batches a group, interleaved only (default: --pp)")
+    schedule.add_argument("--csv", type=Path, help="read the schedule from a table instead")
+    schedule.add_argument(
+        "--times",
+        type=int,
+        nargs=3,
+        default=(1, 1, 1),
+        metavar=("F", "B", "W"),
+        help="time of a chunk's forward, input gradient and weight gradient, whole numbers (default: 1 1 1)",
+    )
+    schedule.add_argument("--png", type=Path, help="write a picture (needs matplotlib)")
+    schedule.add_argument("--write-csv", type=Path, help="write the table")
+    flags = parser.parse_args()
+    try:
+        chosen = read_csv(flags.csv) if flags.csv is not None else _make(flags)
+        check(chosen)
+        _report(chosen, flags)
+    except (ScheduleError, ValueError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _make(flags: argparse.Namespace) -> Schedule:
+    return make_schedule(flags.schedule, flags.pp, flags.microbatches, flags.chunks, flags.group)
+
+
+def _report(schedule: Schedule, flags: argparse.Namespace) -> None:
+    forward, inputs, weights = flags.times
+    timeline = simulate(schedule, forward, inputs, weights)
+    print(draw(timeline))
+    print(f"bubble: {float(timeline.bubble_fraction):.1%} of the work of the busiest rank")
+    print(
+        f"        {float(timeline.bubble_fraction_from_first_start):.1%} counted from each rank's first action"
+    )
+    held = ", ".join(str(peak) for peak in in_flight_peaks(schedule))
+    print(f"activations held at most, rank by rank, in micro-batches of a chunk: {held}")
+    if flags.png is not None:
+        draw_png(timeline, flags.png)
+        print(f"wrote {flags.png}")
+    if flags.write_csv is not None:
+        write_csv(schedule, flags.write_csv)
+        print(f"wrote {flags.write_csv}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
