@@ -2,8 +2,8 @@
 
     python tools/plan.py schedule --pp 4 --microbatches 8 --schedule zbv --png zbv.png
 
-draws a pipeline schedule as text, checks it, and tells its bubble and the activations it holds; --png makes a picture,
---write-csv a table that can be edited and read back with --csv.
+draws a pipeline schedule as text, checks it, and tells its bubble and the activations it holds; --png makes a
+picture, --write-csv a table that can be edited and read back with --csv.
 """
 
 from __future__ import annotations
@@ -66,7 +66,8 @@ def _report(schedule: Schedule, flags: argparse.Namespace) -> None:
     print(draw(timeline))
     print(f"bubble: {float(timeline.bubble_fraction):.1%} of the work of the busiest rank")
     print(
-        f"        {float(timeline.bubble_fraction_from_first_start):.1%} counted from each rank's first action"
+    staggered = float(timeline.bubble_fraction_from_first_start)
+    print(f"        {staggered:.1%} counted from each rank's first action")
     )
     held = ", ".join(str(peak) for peak in in_flight_peaks(schedule))
     print(f"activations held at most, rank by rank, in micro-batches of a chunk: {held}")

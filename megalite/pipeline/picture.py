@@ -53,5 +53,6 @@ def draw_png(timeline: Timeline, path: Path) -> None:
     )
     used = dict.fromkeys(span.action.kind for spans in timeline.spans for span in spans)
     handles = [Patch(color=COLOURS[kind][0], label=NAMES[kind]) for kind in used]
-    axes.legend(handles=handles, loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False)
+    title = None if schedule.num_stages == len(schedule) else "pale: later chunks"
+    axes.legend(handles=handles, title=title, loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False)
     figure.savefig(path, dpi=120)
