@@ -65,10 +65,8 @@ def _report(schedule: Schedule, flags: argparse.Namespace) -> None:
     timeline = simulate(schedule, forward, inputs, weights)
     print(draw(timeline))
     print(f"bubble: {float(timeline.bubble_fraction):.1%} of the work of the busiest rank")
-    print(
     staggered = float(timeline.bubble_fraction_from_first_start)
     print(f"        {staggered:.1%} counted from each rank's first action")
-    )
     held = ", ".join(str(peak) for peak in in_flight_peaks(schedule))
     print(f"activations held at most, rank by rank, in micro-batches of a chunk: {held}")
     if flags.png is not None:
