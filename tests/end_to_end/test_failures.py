@@ -49,6 +49,26 @@ def test_a_folder_that_cannot_be_written_is_told_before_the_run(tmp_path: Path) 
     assert "Traceback" not in done.stderr
 
 
+def test_a_dataset_without_tokens_is_told_once(tmp_path: Path) -> None:
+    (tmp_path / "corpus.jsonl").write_text('{"text": ""}\n')
+    made = subprocess.run(
+        [
+            *(sys.executable, str(ROOT / "tools" / "preprocess_data.py"), "--workers", "1"),
+            *("--tokenizer-type", "NullTokenizer", "--vocab-size", MODEL_FLAGS["vocab-size"]),
+            *("--input", str(tmp_path / "corpus.jsonl"), "--output-prefix", str(tmp_path / "corpus")),
+        ],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert made.returncode == 0, made.stderr
+    done = launch("--data-path", str(tmp_path / "corpus_text_document"), "--split", "1,0,0", mock=False)
+    assert done.returncode == 1
+    (message,) = (line for line in done.stderr.splitlines() if line.startswith("error: "))
+    assert str(tmp_path / "corpus_text_document") in message
+    assert "no tokens" in message
+
+
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
 def test_a_rank_that_raises_ends_the_job_with_its_message() -> None:
     """The last rank alone writes the metrics; the first waits for its gradient when the disk is full."""
