@@ -64,44 +64,60 @@ template <typename From, typename To> void check_and_write(IndexedWriter &writer
     write_tokens<From, To>(writer, tokens, count);
 }
 
-template <typename From>
-void add_as(IndexedWriter &writer, const Dense<From> &tokens, const Dense<int32_t> &lengths, const Dense<int64_t> &documents) {
+template <typename From> void add_tokens_as(IndexedWriter &writer, const Dense<From> &tokens) {
     const uint64_t count = static_cast<uint64_t>(tokens.size());
     const From *data = tokens.data();
     py::gil_scoped_release release;
-    int64_t in_lengths = 0, in_documents = 0;
-    for (ssize_t i = 0; i < lengths.size(); ++i) {
-        if (lengths.data()[i] < 0) fail("sequence lengths: expected 0 or more, found ", lengths.data()[i]);
-        in_lengths += lengths.data()[i];
-    }
-    for (ssize_t i = 0; i < documents.size(); ++i) {
-        if (documents.data()[i] < 0) fail("sequences of a document: expected 0 or more, found ", documents.data()[i]);
-        in_documents += documents.data()[i];
-    }
-    if (in_lengths != tokens.size()) fail("the lengths sum to ", in_lengths, " tokens, but ", tokens.size(), " were given");
-    if (in_documents != lengths.size())
-        fail("the documents hold ", in_documents, " sequences, but ", lengths.size(), " lengths were given");
     switch (writer.type().code) {
-    case 1: check_and_write<From, uint8_t>(writer, data, count); break;
-    case 2: check_and_write<From, int8_t>(writer, data, count); break;
-    case 3: check_and_write<From, int16_t>(writer, data, count); break;
-    case 4: check_and_write<From, int32_t>(writer, data, count); break;
-    case 5: check_and_write<From, int64_t>(writer, data, count); break;
-    case 8: check_and_write<From, uint16_t>(writer, data, count); break;
+    case 1: return check_and_write<From, uint8_t>(writer, data, count);
+    case 2: return check_and_write<From, int8_t>(writer, data, count);
+    case 3: return check_and_write<From, int16_t>(writer, data, count);
+    case 4: return check_and_write<From, int32_t>(writer, data, count);
+    case 5: return check_and_write<From, int64_t>(writer, data, count);
+    case 8: return check_and_write<From, uint16_t>(writer, data, count);
     default: fail("dtype ", writer.type().name, " does not hold token ids");
     }
+}
+
+void add_tokens(IndexedWriter &writer, const py::array &tokens) {
+    if (py::isinstance<py::array_t<uint16_t>>(tokens)) return add_tokens_as<uint16_t>(writer, Dense<uint16_t>(tokens));
+    if (py::isinstance<py::array_t<uint32_t>>(tokens)) return add_tokens_as<uint32_t>(writer, Dense<uint32_t>(tokens));
+    if (py::isinstance<py::array_t<int32_t>>(tokens)) return add_tokens_as<int32_t>(writer, Dense<int32_t>(tokens));
+    if (py::isinstance<py::array_t<uint8_t>>(tokens)) return add_tokens_as<uint8_t>(writer, Dense<uint8_t>(tokens));
+    if (py::isinstance<py::array_t<int64_t>>(tokens)) return add_tokens_as<int64_t>(writer, Dense<int64_t>(tokens));
+    fail("tokens: expected an array of uint8, uint16, int32, uint32 or int64, found ",
+         py::str(tokens.dtype()).cast<std::string>());
+}
+
+// The sum of `values`, none of which may be negative.
+template <typename T> int64_t checked_sum(const Dense<T> &values, const char *what) {
+    int64_t sum = 0;
+    for (ssize_t i = 0; i < values.size(); ++i) {
+        if (values.data()[i] < 0) fail(what, ": expected 0 or more, found ", values.data()[i]);
+        sum += static_cast<int64_t>(values.data()[i]);
+    }
+    return sum;
+}
+
+void add_sequences(IndexedWriter &writer, const Dense<int32_t> &lengths) {
+    checked_sum(lengths, "length of a sequence");
     writer.add_sequences(lengths.data(), static_cast<uint64_t>(lengths.size()));
-    writer.add_documents(documents.data(), static_cast<uint64_t>(documents.size()));
+}
+
+void add_documents(IndexedWriter &writer, const Dense<int64_t> &sequences) {
+    checked_sum(sequences, "sequences of a document");
+    writer.add_documents(sequences.data(), static_cast<uint64_t>(sequences.size()));
 }
 
 void add(IndexedWriter &writer, const py::array &tokens, const Dense<int32_t> &lengths, const Dense<int64_t> &documents) {
-    if (py::isinstance<py::array_t<uint16_t>>(tokens)) return add_as<uint16_t>(writer, Dense<uint16_t>(tokens), lengths, documents);
-    if (py::isinstance<py::array_t<uint32_t>>(tokens)) return add_as<uint32_t>(writer, Dense<uint32_t>(tokens), lengths, documents);
-    if (py::isinstance<py::array_t<int32_t>>(tokens)) return add_as<int32_t>(writer, Dense<int32_t>(tokens), lengths, documents);
-    if (py::isinstance<py::array_t<uint8_t>>(tokens)) return add_as<uint8_t>(writer, Dense<uint8_t>(tokens), lengths, documents);
-    if (py::isinstance<py::array_t<int64_t>>(tokens)) return add_as<int64_t>(writer, Dense<int64_t>(tokens), lengths, documents);
-    fail("tokens: expected an array of uint8, uint16, int32, uint32 or int64, found ",
-         py::str(tokens.dtype()).cast<std::string>());
+    const int64_t in_lengths = checked_sum(lengths, "length of a sequence");
+    const int64_t in_documents = checked_sum(documents, "sequences of a document");
+    if (in_lengths != tokens.size()) fail("the lengths sum to ", in_lengths, " tokens, but ", tokens.size(), " were given");
+    if (in_documents != lengths.size())
+        fail("the documents hold ", in_documents, " sequences, but ", lengths.size(), " lengths were given");
+    add_tokens(writer, tokens);
+    writer.add_sequences(lengths.data(), static_cast<uint64_t>(lengths.size()));
+    writer.add_documents(documents.data(), static_cast<uint64_t>(documents.size()));
 }
 
 // Lists of Python ints end to end: tokens int32 (sum of lengths,), lengths int32 (lists,).
@@ -127,12 +143,12 @@ py::tuple flatten_ids(const py::list &lists) {
     return py::make_tuple(tokens, lengths);
 }
 
-using State = std::tuple<int64_t, int64_t, int64_t>;
+using State = std::tuple<int64_t, int64_t, int64_t, uint32_t>;
 
 std::unique_ptr<IndexedWriter> make_writer(const std::string &prefix, const std::string &dtype, const std::optional<State> &resume) {
     if (!resume) return std::make_unique<IndexedWriter>(prefix, dtype, nullptr);
     WriterState state;
-    std::tie(state.tokens, state.sequences, state.documents) = *resume;
+    std::tie(state.tokens, state.sequences, state.documents, state.checksum) = *resume;
     return std::make_unique<IndexedWriter>(prefix, dtype, &state);
 }
 
@@ -208,10 +224,14 @@ void bind_indexed_dataset(py::module_ &module) {
 
     py::class_<IndexedWriter>(module, "IndexedWriter")
         .def(py::init(&make_writer), py::arg("prefix"), py::arg("dtype"), py::arg("resume") = std::nullopt)
+        .def("add_tokens", &add_tokens, py::arg("tokens"))
+        .def("add_sequences", &add_sequences, py::arg("lengths"))
+        .def("add_documents", &add_documents, py::arg("sequences"))
         .def("add", &add, py::arg("tokens"), py::arg("lengths"), py::arg("documents"))
         .def_property_readonly("state",
                                [](const IndexedWriter &self) {
-                                   return State(self.state().tokens, self.state().sequences, self.state().documents);
+                                   const WriterState &state = self.state();
+                                   return State(state.tokens, state.sequences, state.documents, state.checksum);
                                })
         .def("flush", &IndexedWriter::flush, py::arg("sync"), py::call_guard<py::gil_scoped_release>())
         .def("publish", &IndexedWriter::publish, py::arg("sync"), py::call_guard<py::gil_scoped_release>());

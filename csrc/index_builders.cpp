@@ -1,24 +1,50 @@
 // The index arrays that fix the order of training samples; see index_builders.h.
 #include "index_builders.h"
 
-#include <algorithm>
-#include <limits>
+#include <numeric>
 #include <vector>
 
-uint64_t LegacyShuffler::below_or_at(uint64_t bound) {
+#include "blend_order.h"
+
+LegacyShuffler::LegacyShuffler(uint32_t seed) {
+    for (uint32_t i = 0; i < kState; ++i) { // Knuth's initialisation
+        state_[i] = seed;
+        seed = 1812433253u * (seed ^ (seed >> 30)) + i + 1;
+    }
+}
+
+void LegacyShuffler::refill() {
+    const auto twist = [this](int i, int next, int middle) {
+        const uint32_t mixed = (state_[i] & 0x80000000u) | (state_[next] & 0x7fffffffu);
+        state_[i] = state_[middle] ^ (mixed >> 1) ^ ((0u - (mixed & 1u)) & 0x9908b0dfu);
+    };
+    constexpr int kMiddle = 397;
+    for (int i = 0; i < kState - kMiddle; ++i) twist(i, i + 1, i + kMiddle);
+    for (int i = kState - kMiddle; i < kState - 1; ++i) twist(i, i + 1, i + kMiddle - kState);
+    twist(kState - 1, 0, kMiddle - 1);
+    for (int i = 0; i < kState; ++i) {
+        uint32_t y = state_[i];
+        y ^= y >> 11;
+        y ^= (y << 7) & 0x9d2c5680u;
+        y ^= (y << 15) & 0xefc60000u;
+        output_[i] = y ^ (y >> 18);
+    }
+    used_ = 0;
+}
+
+void LegacyShuffler::draw(uint64_t bound, int64_t count, uint64_t *places) {
     uint64_t mask = bound;
     for (int shift = 1; shift < 64; shift *= 2) mask |= mask >> shift;
-    uint64_t value;
-    if (bound <= 0xffffffffULL) {
-        do value = static_cast<uint64_t>(generator_()) & mask;
-        while (value > bound);
-    } else {
-        do {
-            value = static_cast<uint64_t>(generator_()) << 32;
-            value = (value | static_cast<uint64_t>(generator_())) & mask;
-        } while (value > bound);
+    int64_t drawn = 0;
+    while (drawn < count) {
+        const uint64_t now = bound - static_cast<uint64_t>(drawn);
+        if (now <= mask >> 1) mask >>= 1;
+        uint64_t value = next();
+        if (now > 0xffffffffULL) value = value << 32 | next();
+        // No branch on whether it is accepted: which draws are is not predictable.
+        places[drawn] = value & mask;
+        drawn += (value & mask) <= now;
     }
-    return value;
 }
 
 void fill_document_index(int32_t *out, int64_t first, int64_t documents, int64_t epochs, bool separate_final_epoch,
@@ -34,15 +60,18 @@ template <typename T>
 void fill_sample_index(T *out, int64_t samples, const IndexedDataset &dataset, const int32_t *document_index, int64_t documents,
                        int64_t seq_length) {
     out[0] = out[1] = 0; // also when document_index starts with an empty document
-    int64_t row = 1, token = 0; // `token`: where the document starts in the stream
+    constexpr int64_t kAhead = 32; // documents are in random order, so their lengths are fetched ahead
+    int64_t row = 1, token = 0;    // `token`: where the document starts in the stream
+    int64_t start = seq_length;    // where row `row` starts in the stream
     for (int64_t position = 0; position < documents && row <= samples; ++position) {
+        if (position + kAhead < documents) __builtin_prefetch(dataset.lengths() + 4 * static_cast<int64_t>(document_index[position + kAhead]));
         const int64_t sequence = document_index[position];
         if (sequence < 0 || sequence >= dataset.sequences())
             fail("document_index[", position, "] = ", sequence, ": ", dataset.prefix(), " has ", dataset.sequences(), " sequences");
         const int64_t next = token + dataset.length(sequence);
-        for (; row <= samples && row * seq_length < next; ++row) {
+        for (; start < next && row <= samples; ++row, start += seq_length) {
             out[2 * row] = static_cast<T>(position);
-            out[2 * row + 1] = static_cast<T>(row * seq_length - token);
+            out[2 * row + 1] = static_cast<T>(start - token);
         }
         token = next;
     }
@@ -62,47 +91,25 @@ template void fill_shuffle_index(uint32_t *, int64_t, int64_t, LegacyShuffler &)
 template void fill_shuffle_index(int64_t *, int64_t, int64_t, LegacyShuffler &);
 
 void fill_blend(int16_t *dataset_index, int64_t *dataset_sample_index, const double *weights, int64_t datasets, int64_t samples) {
-    std::vector<int64_t> counts(static_cast<size_t>(datasets), 0);
+    BlendOrder order(weights, datasets);
     for (int64_t i = 0; i < samples; ++i) {
-        const double progress = std::max(static_cast<double>(i), 1.0);
-        int64_t chosen = 0;
-        double most = std::numeric_limits<double>::lowest();
-        for (int64_t d = 0; d < datasets; ++d) {
-            const double lag = weights[d] * progress - static_cast<double>(counts[static_cast<size_t>(d)]);
-            if (lag > most) {
-                most = lag;
-                chosen = d;
-            }
-        }
-        dataset_index[i] = static_cast<int16_t>(chosen);
-        dataset_sample_index[i] = counts[static_cast<size_t>(chosen)]++;
+        const int64_t dataset = order.next();
+        dataset_index[i] = static_cast<int16_t>(dataset);
+        dataset_sample_index[i] = order.count(dataset) - 1;
     }
 }
 
 void fill_exhaustive_blend(int16_t *dataset_index, int64_t *dataset_sample_index, const int64_t *sizes, int64_t datasets) {
-    int64_t total = 0;
-    for (int64_t d = 0; d < datasets; ++d) total += sizes[d];
-    std::vector<int64_t> unspent, counts(static_cast<size_t>(datasets), 0);
+    const int64_t total = std::accumulate(sizes, sizes + datasets, int64_t{0});
     std::vector<double> weights;
-    for (int64_t d = 0; d < datasets; ++d) {
-        weights.push_back(static_cast<double>(sizes[d]) / static_cast<double>(total));
-        if (sizes[d] > 0) unspent.push_back(d);
-    }
+    for (int64_t d = 0; d < datasets; ++d) weights.push_back(static_cast<double>(sizes[d]) / static_cast<double>(total));
+    BlendOrder order(weights.data(), datasets);
+    for (int64_t d = 0; d < datasets; ++d)
+        if (sizes[d] == 0) order.retire(d);
     for (int64_t i = 0; i < total; ++i) {
-        const double progress = std::max(static_cast<double>(i), 1.0);
-        size_t chosen = 0;
-        double most = std::numeric_limits<double>::lowest();
-        for (size_t k = 0; k < unspent.size(); ++k) {
-            const size_t d = static_cast<size_t>(unspent[k]);
-            const double lag = weights[d] * progress - static_cast<double>(counts[d]);
-            if (lag > most) {
-                most = lag;
-                chosen = k;
-            }
-        }
-        const size_t d = static_cast<size_t>(unspent[chosen]);
-        dataset_index[i] = static_cast<int16_t>(d);
-        dataset_sample_index[i] = counts[d]++;
-        if (counts[d] == sizes[d]) unspent.erase(unspent.begin() + static_cast<int64_t>(chosen));
+        const int64_t dataset = order.next();
+        dataset_index[i] = static_cast<int16_t>(dataset);
+        dataset_sample_index[i] = order.count(dataset) - 1;
+        if (order.count(dataset) == sizes[dataset]) order.retire(dataset);
     }
 }

@@ -2,23 +2,40 @@
 #pragma once
 
 #include <cstdint>
-#include <random>
+#include <utility>
 
 #include "indexed_dataset.h"
 
 // numpy.random.RandomState(seed).shuffle(): one generator may shuffle several arrays in turn.
 class LegacyShuffler {
   public:
-    explicit LegacyShuffler(uint32_t seed) : generator_(seed) {}
+    explicit LegacyShuffler(uint32_t seed);
 
     template <typename T> void shuffle(T *values, int64_t count) {
-        for (int64_t i = count - 1; i > 0; --i) std::swap(values[i], values[below_or_at(static_cast<uint64_t>(i))]);
+        // The places are drawn some swaps ahead, so that the memory they touch is on its way before it is needed.
+        constexpr int64_t kAhead = 128;
+        uint64_t places[kAhead + 1];
+        for (int64_t i = count - 1; i > 0;) {
+            const int64_t swaps = i < kAhead ? i : kAhead;
+            draw(static_cast<uint64_t>(i), swaps, places);
+            for (int64_t k = 0; k < swaps; ++k) __builtin_prefetch(values + places[k], 1);
+            for (int64_t k = 0; k < swaps; ++k, --i) std::swap(values[i], values[places[k]]);
+        }
     }
 
   private:
-    uint64_t below_or_at(uint64_t bound); // uniform on 0..bound by masked rejection
+    static constexpr int kState = 624;
 
-    std::mt19937 generator_; // the same recurrence and seeding as NumPy's legacy MT19937
+    void refill();
+    uint32_t next() {
+        if (used_ == kState) refill();
+        return output_[used_++];
+    }
+    // places[k] uniform on 0..bound - k by masked rejection; room for one more than `count`.
+    void draw(uint64_t bound, int64_t count, uint64_t *places);
+
+    uint32_t state_[kState], output_[kState]; // MT19937
+    int used_ = kState;
 };
 
 // `epochs` copies of first, first + 1, ..., first + documents - 1, shuffled as a whole, or, with separate_final_epoch, all but the

@@ -1,10 +1,13 @@
 // Streaming writer of Megatron's indexed dataset; see indexed_writer.h.
 #include "indexed_writer.h"
 
+#include "crc32.h"
+
 #include <algorithm>
 #include <cerrno>
 
-OutputFile::OutputFile(const std::string &path, int64_t keep) : path_(path), buffer_(kCapacity) {
+OutputFile::OutputFile(const std::string &path, int64_t keep, uint32_t checksum)
+    : path_(path), buffer_(kCapacity), checksum_(checksum) {
     const int create = keep < 0 ? O_CREAT | O_TRUNC : 0;
     descriptor_ = ::open(path.c_str(), O_RDWR | O_CLOEXEC | create, 0666);
     if (descriptor_ < 0) fail(path, ": cannot be opened for writing: ", std::strerror(errno));
@@ -41,6 +44,7 @@ void OutputFile::write(const void *data, uint64_t bytes) {
 }
 
 void OutputFile::write_out(const uint8_t *data, uint64_t bytes) {
+    checksum_ = crc32(checksum_, data, bytes);
     while (bytes > 0) {
         const ssize_t written = ::write(descriptor_, data, bytes);
         if (written < 0 && errno == EINTR) continue;
@@ -90,7 +94,7 @@ int64_t kept(const WriterState *resume, int64_t bytes) { return resume == nullpt
 
 IndexedWriter::IndexedWriter(const std::string &prefix, const std::string &dtype, const WriterState *resume)
     : prefix_(prefix), type_(token_type(dtype)), state_(resume == nullptr ? WriterState() : *resume),
-      bin_(partial(prefix + ".bin"), kept(resume, state_.tokens * static_cast<int64_t>(type_.bytes))),
+      bin_(partial(prefix + ".bin"), kept(resume, state_.tokens * static_cast<int64_t>(type_.bytes)), state_.checksum),
       idx_(partial(prefix + ".idx"), kept(resume, static_cast<int64_t>(kHeaderBytes) + 4 * state_.sequences)),
       boundaries_(partial(prefix + ".boundaries"), kept(resume, 8 * state_.documents)) {
     if (resume == nullptr) {
@@ -118,11 +122,14 @@ void IndexedWriter::flush(bool sync) {
     bin_.flush(sync);
     idx_.flush(sync);
     boundaries_.flush(sync);
+    state_.checksum = bin_.checksum();
 }
 
 void IndexedWriter::publish(bool sync) {
     flush(false);
     const uint64_t sequences = static_cast<uint64_t>(state_.sequences), documents = static_cast<uint64_t>(state_.documents);
+    if (boundary_ != state_.sequences)
+        fail(prefix_, ": its documents hold ", boundary_, " sequences, but ", state_.sequences, " were written");
     constexpr uint64_t kChunk = 1 << 15;
     std::vector<int32_t> lengths(kChunk);
     std::vector<int64_t> numbers(kChunk);
@@ -136,6 +143,8 @@ void IndexedWriter::publish(bool sync) {
         }
         idx_.write(numbers.data(), 8 * count);
     }
+    if (offset != state_.tokens * static_cast<int64_t>(type_.bytes))
+        fail(prefix_, ": its sequences hold ", offset / static_cast<int64_t>(type_.bytes), " tokens, but ", state_.tokens, " were written");
     const int64_t start = 0;
     idx_.write(&start, 8);
     for (uint64_t first = 0; first < documents; first += kChunk) {

@@ -12,8 +12,8 @@
 // A file written from front to back through one buffer.
 class OutputFile {
   public:
-    // Creates `path`, or with keep >= 0 opens it and cuts it to that many bytes.
-    OutputFile(const std::string &path, int64_t keep);
+    // Creates `path`, or with keep >= 0 opens it and cuts it to that many bytes, whose checksum is `checksum`.
+    OutputFile(const std::string &path, int64_t keep, uint32_t checksum = 0);
     ~OutputFile();
     OutputFile(const OutputFile &) = delete;
     OutputFile &operator=(const OutputFile &) = delete;
@@ -22,6 +22,7 @@ class OutputFile {
     void commit(uint64_t bytes) { used_ += bytes; }
     void write(const void *data, uint64_t bytes);
     void flush(bool sync);
+    uint32_t checksum() const { return checksum_; } // CRC-32 of what was flushed, without write_at
     void write_at(uint64_t position, const void *data, uint64_t bytes); // after a flush
     void read_at(uint64_t position, void *data, uint64_t bytes) const;  // of what was flushed
     void close();
@@ -36,10 +37,12 @@ class OutputFile {
     int descriptor_ = -1;
     std::vector<uint8_t> buffer_;
     uint64_t used_ = 0;
+    uint32_t checksum_;
 };
 
 struct WriterState { // what has been written so far
     int64_t tokens = 0, sequences = 0, documents = 0;
+    uint32_t checksum = 0; // CRC-32 of the tokens' bytes, as of the last flush
 };
 
 class IndexedWriter {

@@ -4,12 +4,20 @@
 namespace py = pybind11;
 
 void bind_adamw(py::module_& module);
+void bind_cpu_cross_entropy(py::module_& module);
+void bind_cpu_rms_norm(py::module_& module);
+void bind_cpu_rope(py::module_& module);
+void bind_cpu_swiglu(py::module_& module);
 void bind_index_builders(py::module_& module);
 void bind_indexed_dataset(py::module_& module);
 
 PYBIND11_MODULE(_C, module) {
     module.doc() = "C++ parts of megalite; NumPy arrays in and out.";
     bind_adamw(module);
+    bind_cpu_cross_entropy(module);
+    bind_cpu_rms_norm(module);
+    bind_cpu_rope(module);
+    bind_cpu_swiglu(module);
     bind_indexed_dataset(module);
     bind_index_builders(module);
 }

@@ -50,10 +50,24 @@ void SampleReader::span(int64_t sample, Place &first, Place &last) const {
 void SampleReader::read(int64_t sample, int64_t *out) const {
     Place first, last;
     span(sample, first, last);
+    const int64_t sequences = dataset->sequences();
+    // The documents lie anywhere: all index entries are on their way before the first is used, then so are the tokens.
+    for (int64_t position = first.position; position <= last.position; ++position) {
+        const int64_t sequence = document_index[position];
+        if (sequence < 0 || sequence >= sequences) broken(sample, "a document number is too large");
+        __builtin_prefetch(dataset->lengths() + 4 * sequence);
+        __builtin_prefetch(dataset->offsets() + 8 * sequence);
+    }
+    for (int64_t position = first.position; position <= last.position; ++position) {
+        const int64_t sequence = document_index[position];
+        const uint8_t *source = dataset->find(sequence, position == first.position ? first.offset : 0, 0);
+        if (source == nullptr) broken(sample, "a piece of it lies outside its document");
+        __builtin_prefetch(source);
+        __builtin_prefetch(source + 64);
+    }
     int64_t left = seq_length + 1;
     for (int64_t position = first.position; position <= last.position; ++position) {
         const int64_t sequence = document_index[position];
-        if (sequence < 0 || sequence >= dataset->sequences()) broken(sample, "a document number is too large");
         const int64_t begin = position == first.position ? first.offset : 0;
         const int64_t end = position == last.position ? last.offset + 1 : dataset->length(sequence);
         const int64_t count = end - begin;

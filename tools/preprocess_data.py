@@ -5,7 +5,8 @@
         --tokenizer-type HuggingFaceTokenizer --tokenizer-model tokenizer.json --workers 8
 
 Train on it with --data-path data/corpus_text_document. A run that was killed is continued by the same
-command.
+command, to the same bytes.
+On many machines: --partitions 64 --partition-index I on each, then tools/merge_datasets.py.
 """
 
 from __future__ import annotations
@@ -15,8 +16,27 @@ import os
 import sys
 from collections.abc import Sequence
 
+NOT_HERE = {
+    "--split-sentences": 'give each document as a list of sentences: {"text": ["...", "..."]}',
+    "--find-optimal-num-workers": "--workers is the number of tokenizer threads; all cores is the best "
+    "choice",
+    "--chat-template": "apply it to the text before",
+    "--trust-remote-code": "no code of a tokenizer is run here",
+    "--tokenizer-hf-no-use-fast": "convert the tokenizer to a tokenizer.json",
+}
+
+
+class _Refuse(argparse.Action):
+    """A flag of Megatron-LM that does not exist here: says what to do instead."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        flag = self.option_strings[0]
+        parser.error(f"{flag} does not exist here: {NOT_HERE[flag]}")
+
 
 def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    from megalite.data.settings import add_tokenizer_flags
+
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
@@ -25,58 +45,91 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
         "--input",
         nargs="+",
         required=True,
-        help="Files, folders, globs, or - for standard input: JSON lines, plain or compressed (.gz, .zst).",
+        help="Files, folders, globs, or - for standard input: JSON lines, text (.txt) or Parquet "
+        "(.parquet); JSON and text also "
+        "as .gz or .zst.",
+    )
+    data.add_argument(
+        "--input-format",
+        choices=["json", "text", "parquet"],
+        help="What the files hold, where their names do not say.",
+    )
+    data.add_argument(
+        "--text-documents",
+        choices=["file", "paragraph"],
+        default="file",
+        help="A document of a text file: the file (default), or what stands between blank lines.",
     )
     data.add_argument("--output-prefix", required=True, help="The datasets are named PREFIX_KEY_document.")
     data.add_argument(
         "--json-keys",
         nargs="+",
         default=["text"],
-        help="Keys to read, a dataset each; outer.inner for nested ones.",
+        help="Keys or columns to read, a dataset each; outer.inner for nested ones (default: text).",
     )
     data.add_argument(
         "--append-eod", action="store_true", help="End each document with the end-of-document token."
     )
     data.add_argument(
-        "--workers", type=int, default=os.cpu_count() or 1, help="Tokenizer threads (default: all cores)."
+        "--dtype",
+        choices=["megatron", "uint16", "int32"],
+        default="megatron",
+        help="Type of the stored ids. megatron (default): uint16 for vocabularies below 65,500 ids, int32 "
+        "above, the same bytes as "
+        "Megatron-LM; uint16 holds up to 65,536 ids.",
     )
     data.add_argument(
+        "--on-error",
+        choices=["stop", "skip"],
+        default="stop",
+        help="At a document that cannot be used: stop (default), or leave it out and list it in "
+        "PREFIX.skipped.jsonl.",
+    )
+    work = parser.add_argument_group("work")
+    work.add_argument(
+        "--workers", type=int, default=os.cpu_count() or 1, help="Tokenizer threads (default: all cores)."
+    )
+    work.add_argument(
+        "--partitions", type=int, help="Do one share of the inputs, of as many bytes as the others."
+    )
+    work.add_argument(
+        "--partition-index",
+        type=int,
+        help="Which share, from 0. Default: the task's place in its SLURM array. Without either all is done "
+        "here.",
+    )
+    work.add_argument(
         "--log-interval",
-        type=float,
-        default=10.0,
-        help="Seconds between progress lines where there is no terminal.",
+        type=int,
+        default=1000,
+        metavar="DOCUMENTS",
+        help="A progress line after so many documents, at most one a second, where there is no terminal.",
     )
-    tokenizer = parser.add_argument_group("tokenizer")
-    tokenizer.add_argument(
-        "--tokenizer-type",
-        default="HuggingFaceTokenizer",
-        choices=["HuggingFaceTokenizer", "GPT2BPETokenizer", "NullTokenizer"],
-    )
-    tokenizer.add_argument(
-        "--tokenizer-model", help="tokenizer.json or the folder that holds it; nothing is downloaded."
-    )
-    tokenizer.add_argument("--vocab-file", help="vocab.json of GPT2BPETokenizer.")
-    tokenizer.add_argument("--merge-file", help="merges.txt of GPT2BPETokenizer.")
-    tokenizer.add_argument(
-        "--vocab-size", type=int, help="Vocabulary of NullTokenizer, its end of document included."
-    )
-    tokenizer.add_argument("--null-tokenizer-eod-id", type=int, help="Default: the last id.")
-    tokenizer.add_argument(
-        "--eod-token", help="Text of the end-of-document token, where the tokenizer does not say."
-    )
-    tokenizer.add_argument(
-        "--tokenizer-hf-no-include-special-tokens",
+    work.add_argument(
+        "--keep-sequential-samples",
         action="store_true",
-        help="Leave out what the tokenizer adds to each text, such as a beginning-of-sequence token.",
+        help="Accepted: the order of the input is always kept.",
     )
-    tokenizer.add_argument(
-        "--allow-special-tokens",
-        action="store_true",
-        help="Text that spells a special token, such as <|endoftext|>, becomes that token, as in Megatron-LM "
-        "with Hugging Face tokenizers. By default it is text like any other: data cannot forge a document "
-        "end.",
-    )
+    add_tokenizer_flags(parser.add_argument_group("tokenizer"))
+    for flag in NOT_HERE:
+        parser.add_argument(flag, action=_Refuse, nargs="?", help=argparse.SUPPRESS)
     return parser.parse_args(argv)
+
+
+def partition_of(args: argparse.Namespace) -> tuple[int, int] | None:
+    """(index, partitions) of this process, or None for the whole."""
+    from megalite.data.errors import DataError
+
+    if args.partitions is None:
+        if args.partition_index is not None:
+            raise DataError("--partition-index needs --partitions")
+        return None
+    if args.partitions < 1:
+        raise DataError(f"--partitions {args.partitions}: expected 1 or more")
+    index, task = args.partition_index, os.environ.get("SLURM_ARRAY_TASK_ID")
+    if index is None and task is not None:
+        index = int(task) - int(os.environ.get("SLURM_ARRAY_TASK_MIN", "0"))
+    return None if index is None else (index, args.partitions)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -84,7 +137,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     os.environ.setdefault("RAYON_NUM_THREADS", str(args.workers))  # read when the tokenizers library starts
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
     from megalite.data.errors import DataError
-    from megalite.data.inputs import find_inputs
+    from megalite.data.inputs import find_inputs, take_partition
     from megalite.data.preprocess import PreprocessPlan, preprocess
     from megalite.data.progress import ProgressDisplay
     from megalite.data.tokenizer import build_tokenizer
@@ -98,20 +151,42 @@ def main(argv: Sequence[str] | None = None) -> int:
             eod_token=args.eod_token,
             add_special_tokens=not args.tokenizer_hf_no_include_special_tokens,
             allow_special_tokens=args.allow_special_tokens,
+            workers=args.workers,
         )
+        text_format = "text" if args.text_documents == "file" else "paragraphs"
+        forced = text_format if args.input_format == "text" else args.input_format
+        inputs = find_inputs(args.input, text_format, forced)
+        partition = partition_of(args)
+        if partition is not None:
+            inputs = take_partition(inputs, *partition)
         plan = PreprocessPlan(
-            find_inputs(args.input), args.output_prefix, args.json_keys, args.append_eod, args.workers
+            inputs,
+            args.output_prefix,
+            args.json_keys,
+            args.append_eod,
+            args.workers,
+            dtype=None if args.dtype == "megatron" else args.dtype,
+            skip_errors=args.on_error == "skip",
+            partition=partition,
         )
         with ProgressDisplay(plan.inputs, args.log_interval) as display:
             infos = preprocess(plan, tokenizer, display.show)
     except DataError as error:
         print(f"preprocess_data: error: {error}", file=sys.stderr)
         return 1
+    except OSError as error:
+        print(f"preprocess_data: error: {error}; the same command continues", file=sys.stderr)
+        return 1
     except KeyboardInterrupt:
         print("preprocess_data: interrupted; the same command continues", file=sys.stderr)
         return 130
     for key, info in zip(args.json_keys, infos, strict=True):
         print(f"{plan.prefix(key)}: {info.documents:,} documents, {info.tokens:,} tokens of {info.dtype}")
+    if display.skipped:
+        print(
+            f"{display.skipped:,} documents were skipped; {plan.stem}.skipped.jsonl lists them",
+            file=sys.stderr,
+        )
     return 0
 
 

@@ -20,6 +20,7 @@ from .blended_dataset import (
     samples_per_dataset,
     with_surplus,
 )
+from .dataset_info import read_info
 from .errors import DataError
 from .gpt_dataset import GPTDataset, Piece, default_cache
 from .indexed_dataset import IndexedDataset, open_dataset
@@ -28,6 +29,7 @@ from .sample_plan import plan_samples
 from .splits import SPLIT_NAMES, WHOLE, Share, document_range, split_shares
 
 BUILDER_THREADS = 8
+NO_EOD = -1  # no id: where documents do not matter the tokenizer need not have one
 
 
 class DataSettings(Protocol):
@@ -64,6 +66,8 @@ class Vocabulary(Protocol):
     def vocab_size(self) -> int: ...
     @property
     def eod(self) -> int: ...
+    @property
+    def identity(self) -> str | None: ...
 
 
 class SampleSource(Protocol):
@@ -117,17 +121,24 @@ def build_datasets(
 
     Raises DataError, before any training, for missing, malformed, empty or too small data.
     """
+    by_document = data.reset_position_ids or data.reset_attention_mask or data.eod_mask_loss
     rules = DocumentRules(
-        tokenizer.eod, data.reset_position_ids, data.reset_attention_mask, data.eod_mask_loss
+        tokenizer.eod if by_document else NO_EOD,
+        data.reset_position_ids,
+        data.reset_attention_mask,
+        data.eod_mask_loss,
     )
     if data.mock_data:
         mock = [
             MockDataset(tokenizer.vocab_size, seq_length, seed + i, n) for i, n in enumerate(sample_counts)
         ]
         return Splits(*(Dataset(source, rules) if len(source) else None for source in mock))
-    sources = build_sample_sources(
-        data, seq_length, seed, [count or None for count in sample_counts], sample_counts
-    )
+    wanted = [name for name, count in zip(SPLIT_NAMES, sample_counts, strict=True) if count]
+    sources = build_sample_sources(data, seq_length, seed, sample_counts, wanted)
+    for prefix in sorted(
+        {prefix for source in sources if source is not None for prefix in source.consumed(0)}
+    ):
+        check_tokenizer(prefix, tokenizer, rules)
     for name, source, count in zip(SPLIT_NAMES, sources, sample_counts, strict=True):
         if source is not None and len(source) < count:
             raise DataError(
@@ -144,20 +155,44 @@ def build_sample_sources(
     seq_length: int,
     seed: int,
     sizes: Sequence[int | None],
-    wanted: Sequence[int | None],
+    wanted: Sequence[str] = SPLIT_NAMES,
 ) -> list[SampleSource | None]:
-    """The samples of each split: ``sizes`` of them, one epoch for None; a split of which 0 are ``wanted``
-    is left out.
+    """The samples of each split in ``wanted`` that has a width: at least ``sizes`` of them, or one epoch
+    for None.
     """
     builder = _Builder(seq_length, seed, Path(data.data_cache_path) if data.data_cache_path else None)
     sources: list[SampleSource | None] = []
-    for name, blend, share, size, want in zip(
-        SPLIT_NAMES, _blends(data), _shares(data), sizes, wanted, strict=True
-    ):
-        sources.append(
-            None if blend is None or share is None or want == 0 else builder.build(name, blend, share, size)
-        )
+    for name, blend, share, size in zip(SPLIT_NAMES, _blends(data), _shares(data), sizes, strict=True):
+        if blend is None or share is None or name not in wanted:
+            sources.append(None)
+        else:
+            sources.append(builder.build(name, blend, share, size))
     return sources
+
+
+def check_tokenizer(prefix: str, tokenizer: Vocabulary, rules: DocumentRules) -> None:
+    """Compare ``tokenizer`` with the one that ``prefix`` was made with, where its description says.
+
+    A tokenizer without an identity (NullTokenizer, of numbers) is taken at its word. Raises DataError.
+    """
+    info = read_info(prefix)
+    if info is None:
+        return
+    beside = f"{prefix}.json says so; remove that file to train nevertheless"
+    if None not in (tokenizer.identity, info.tokenizer) and info.tokenizer != tokenizer.identity:
+        raise DataError(
+            f"{prefix}: made with another tokenizer ({info.tokenizer}, not {tokenizer.identity}): {beside}"
+        )
+    if info.vocab_size > tokenizer.vocab_size:
+        raise DataError(
+            f"{prefix}: made with a vocabulary of {info.vocab_size} ids, but the tokenizer has "
+            f"{tokenizer.vocab_size}: {beside}"
+        )
+    if rules.eod != NO_EOD and info.eod != rules.eod:
+        raise DataError(
+            f"{prefix}: documents end with id {info.eod}, but the tokenizer's end of document is "
+            f"{rules.eod}: {beside}"
+        )
 
 
 def _blends(data: DataSettings) -> list[Blend | None]:

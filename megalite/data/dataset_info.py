@@ -12,6 +12,7 @@ from megalite import __version__
 
 from .errors import DataError
 from .indexed_dataset import DatasetWriter
+from .inputs import Part
 from .tokenizer import Tokenizer
 
 FORMAT = 1
@@ -24,8 +25,8 @@ class DatasetInfo:
     format: int
     megalite: str
     """Version that wrote it."""
-    tokenizer: str
-    """Hash of its vocabulary."""
+    tokenizer: str | None
+    """Hash of its vocabulary; None for NullTokenizer."""
     vocab_size: int
     eod: int | None
     """Id behind each document, or None when none was appended."""
@@ -33,8 +34,12 @@ class DatasetInfo:
     tokens: int
     sequences: int
     documents: int
+    crc32: int
+    """Checksum of the .bin."""
     key: str
     sources: tuple[str, ...]
+    partition: tuple[int, int] | None = None
+    """(index, partitions) when this is one share of several, to be merged."""
 
     @staticmethod
     def of(
@@ -42,19 +47,25 @@ class DatasetInfo:
         dtype: str,
         tokenizer: Tokenizer,
         eod: int | None,
-        sources: Sequence[str],
+        inputs: Sequence[Part],
         key: str,
+        partition: tuple[int, int] | None,
     ) -> DatasetInfo:
+        state = writer.state
         return DatasetInfo(
-            FORMAT,
-            __version__,
-            tokenizer.identity,
-            tokenizer.vocab_size,
-            eod,
-            dtype,
-            *writer.state,
-            key,
-            tuple(sources),
+            format=FORMAT,
+            megalite=__version__,
+            tokenizer=tokenizer.identity,
+            vocab_size=tokenizer.vocab_size,
+            eod=eod,
+            dtype=dtype,
+            tokens=state.tokens,
+            sequences=state.sequences,
+            documents=state.documents,
+            crc32=state.checksum,
+            key=key,
+            sources=tuple(part.path for part in inputs),
+            partition=partition,
         )
 
 
@@ -74,7 +85,8 @@ def read_info(prefix: str) -> DatasetInfo | None:
         return None
     try:
         content = orjson.loads(path.read_bytes())
-        return DatasetInfo(**{**content, "sources": tuple(content["sources"])})
+        partition = content["partition"] and tuple(content["partition"])
+        return DatasetInfo(**{**content, "sources": tuple(content["sources"]), "partition": partition})
     except (ValueError, TypeError, KeyError) as error:
         raise DataError(
             f"{path}: cannot be read as a dataset's description: {error}; remove it to go on without"

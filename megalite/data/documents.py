@@ -1,4 +1,4 @@
-"""JSON lines to documents: for each key the texts of one document."""
+"""Records to documents: for each key the texts of one document."""
 
 from __future__ import annotations
 
@@ -9,42 +9,54 @@ import orjson
 from .errors import DataError
 
 
-def parse_document(content: bytes, keys: Sequence[str], place: str) -> list[list[str]]:
-    """The texts under each of ``keys`` in one JSON line; a key may be ``outer.inner``.
+def parse_document(content: bytes | dict[str, object], kind: str, keys: Sequence[str]) -> list[list[str]]:
+    """The texts under each of ``keys`` in one record; a key may be ``outer.inner``.
 
-    A string is a document of one sequence, a list of strings one of several. Raises DataError that starts
-    with ``place``.
+    ``kind``: "json" for a JSON line, "text" for UTF-8 text (its key is ``text``), "parquet" for a row. A
+    string is a document of one sequence, a list of strings one of several. Raises DataError.
     """
-    if not content.strip():
-        raise DataError(f"{place}: expected a JSON object, found a blank line")
-    try:
-        record = orjson.loads(content)
-    except orjson.JSONDecodeError as error:
-        raise DataError(f"{place}: not valid JSON: {error}: {_excerpt(content)}") from None
+    if isinstance(content, dict):
+        record: object = content
+    elif kind == "json":
+        record = _parse_json(content)
+    else:
+        try:
+            record = {"text": content.decode("utf-8")}
+        except UnicodeDecodeError as error:
+            raise DataError(f"not valid UTF-8: {error.reason} at byte {error.start}") from None
     if not isinstance(record, dict):
-        raise DataError(f'{place}: expected a JSON object such as {{"text": ...}}, found {_kind(record)}')
-    return [_texts(_lookup(record, key, place), key, place) for key in keys]
+        raise DataError(f'expected a JSON object such as {{"text": ...}}, found {_kind(record)}')
+    return [_texts(_lookup(record, key), key) for key in keys]
 
 
-def _lookup(record: dict[str, object], key: str, place: str) -> object:
+def _parse_json(content: bytes) -> object:
+    try:
+        return orjson.loads(content)
+    except orjson.JSONDecodeError as error:
+        if not content.strip():
+            raise DataError("expected a JSON object, found a blank line") from None
+        raise DataError(f"not valid JSON: {error}: {_excerpt(content)}") from None
+
+
+def _lookup(record: dict[str, object], key: str) -> object:
     if key in record:
         return record[key]
     value: object = record
     for part in key.split("."):
         if not isinstance(value, dict) or part not in value:
             raise DataError(
-                f"{place}: no key {key!r}; the keys are {', '.join(map(repr, list(record)[:10])) or 'none'}"
+                f"no key {key!r}; the keys are {', '.join(map(repr, list(record)[:10])) or 'none'}"
             )
         value = value[part]
     return value
 
 
-def _texts(value: object, key: str, place: str) -> list[str]:
+def _texts(value: object, key: str) -> list[str]:
     if isinstance(value, str):
         return [value]
     if isinstance(value, list) and all(isinstance(text, str) for text in value):
         return value
-    raise DataError(f"{place}: key {key!r}: expected a string or a list of strings, found {_kind(value)}")
+    raise DataError(f"key {key!r}: expected a string or a list of strings, found {_kind(value)}")
 
 
 def _kind(value: object) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from types import TracebackType
+from typing import NamedTuple
 
 import numpy as np
 
@@ -46,6 +47,16 @@ def token_dtype(vocab_size: int, megatron_threshold: bool = True) -> str:
     return "uint16" if vocab_size <= limit else "int32"
 
 
+class WriterState(NamedTuple):
+    """What has been written so far."""
+
+    tokens: int
+    sequences: int
+    documents: int
+    checksum: int
+    """CRC-32 of the tokens' bytes, as of the last flush."""
+
+
 class DatasetWriter:
     """Writes a dataset front to back in bounded memory; the final names appear at ``publish`` only.
 
@@ -53,12 +64,8 @@ class DatasetWriter:
     resumed run.
     """
 
-    def __init__(
-        self, prefix: str, dtype: str, resume: tuple[int, int, int] | None = None, sync: bool = True
-    ) -> None:
-        """``resume``: (tokens, sequences, documents) of an earlier run to keep; ``sync``: reach the disk
-        before publishing.
-        """
+    def __init__(self, prefix: str, dtype: str, resume: WriterState | None = None, sync: bool = True) -> None:
+        """``resume``: how much of an earlier run to keep; ``sync``: reach the disk before publishing."""
         Path(prefix).parent.mkdir(parents=True, exist_ok=True)
         self.prefix = prefix
         self.sync = sync
@@ -66,17 +73,19 @@ class DatasetWriter:
         self._published = False
 
     @staticmethod
-    def can_resume(prefix: str, dtype: str, state: tuple[int, int, int]) -> bool:
+    def can_resume(prefix: str, dtype: str, state: WriterState) -> bool:
         """Whether an interrupted run's files hold at least ``state``."""
-        tokens, sequences, documents = state
-        sizes = {"bin": tokens * np.dtype(dtype).itemsize, "idx": 4 * sequences, "boundaries": 8 * documents}
+        sizes = {
+            "bin": state.tokens * np.dtype(dtype).itemsize,
+            "idx": 4 * state.sequences,
+            "boundaries": 8 * state.documents,
+        }
         files = [(Path(f"{prefix}.{suffix}.partial"), size) for suffix, size in sizes.items()]
         return all(path.is_file() and path.stat().st_size >= size for path, size in files)
 
     @property
-    def state(self) -> tuple[int, int, int]:
-        """(tokens, sequences, documents) written so far."""
-        return self._writer.state
+    def state(self) -> WriterState:
+        return WriterState(*self._writer.state)
 
     def add(self, tokens: np.ndarray, lengths: np.ndarray, documents: np.ndarray | None = None) -> None:
         """Append sequences given as one flat integer array and their int32 lengths.
@@ -88,7 +97,19 @@ class DatasetWriter:
             documents = np.ones(len(lengths), dtype=np.int64)
         self._writer.add(tokens, lengths, documents)
 
-    def flush(self) -> tuple[int, int, int]:
+    def add_tokens(self, tokens: np.ndarray) -> None:
+        """Append tokens whose sequences ``add_sequences`` and ``add_documents`` describe, before or after."""
+        self._writer.add_tokens(tokens)
+
+    def add_sequences(self, lengths: np.ndarray) -> None:
+        """Append int32 lengths of sequences."""
+        self._writer.add_sequences(lengths)
+
+    def add_documents(self, sequences: np.ndarray) -> None:
+        """Append int64 numbers of sequences of documents."""
+        self._writer.add_documents(sequences)
+
+    def flush(self) -> WriterState:
         """Everything so far reaches the files; returns the state to resume from."""
         self._writer.flush(self.sync)
         return self.state

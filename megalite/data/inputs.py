@@ -1,40 +1,51 @@
-"""Input files of the preprocessing as numbered records: lines of JSON, plain or compressed."""
+"""Which files are read, which part of them, and how: the inputs of the preprocessing."""
 
 from __future__ import annotations
 
 import glob
-import gzip
-import io
-import sys
-import zlib
-from collections.abc import Iterator, Sequence
+import os
+from collections.abc import Sequence
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import NamedTuple
 
 from .errors import DataError
-from .zstd_stream import ZstdStream
 
-READ_BYTES = 1 << 20
-
-
-class Record(NamedTuple):
-    """One line of an input."""
-
-    line: int
-    """Counted from 1."""
-    content: bytes
-    end: int
-    """Bytes of the (uncompressed) input up to and including this line."""
+STDIN = "-"
+COMPRESSED = (".gz", ".zst", ".zstd")
+FORMATS = ("json", "text", "paragraphs", "parquet")
 
 
-def find_inputs(patterns: Sequence[str]) -> list[str]:
+class Part(NamedTuple):
+    """The documents of one file that begin in bytes [start, end); end -1 is the end of the file."""
+
+    path: str
+    format: str
+    start: int = 0
+    end: int = -1
+
+
+def find_inputs(patterns: Sequence[str], text_format: str = "text", forced: str | None = None) -> list[Part]:
     """The files that ``patterns`` name: files, folders (all files in them) and globs, sorted inside each;
     ``-`` is standard input.
+
+    The format goes by the name, .txt and .parquet or else JSON lines, unless it is ``forced``;
+    ``text_format`` is what .txt means.
     """
+    parts = []
+    for path in _find_files(patterns):
+        name = path
+        while name.endswith(COMPRESSED):
+            name = name.rsplit(".", 1)[0]
+        by_name = text_format if name.endswith(".txt") else "parquet" if name.endswith(".parquet") else "json"
+        parts.append(Part(path, forced or by_name))
+    return parts
+
+
+def _find_files(patterns: Sequence[str]) -> list[str]:
     found: list[str] = []
     for pattern in patterns:
         path = Path(pattern)
-        if pattern == "-" or path.is_file() or path.is_fifo():
+        if pattern == STDIN or path.is_file() or path.is_fifo():
             found.append(pattern)
         elif path.is_dir():
             inside = sorted(str(file) for file in path.rglob("*") if file.is_file())
@@ -49,38 +60,26 @@ def find_inputs(patterns: Sequence[str]) -> list[str]:
     return found
 
 
-def read_records(path: str, skip: int = 0) -> Iterator[Record]:
-    """The lines of ``path`` after the first ``skip``, without their line ends.
+def take_partition(parts: Sequence[Part], index: int, partitions: int) -> list[Part]:
+    """The share ``index`` of ``partitions`` of whole files: consecutive bytes, so that the shares in order
+    are the whole.
 
-    Raises DataError naming the file and the last good line when it cannot be opened, read or decompressed.
+    Plain JSON lines are cut inside; any other file belongs to the share in which it begins.
     """
-    line, end = 0, 0
-    opened, failures = _open(path)
-    try:
-        with opened as stream:
-            for content in stream:
-                line += 1
-                end += len(content)
-                if line > skip:
-                    yield Record(line, content, end)
-    except failures as error:
-        raise DataError(f"{path}: after line {line}: cannot be read: {error}") from None
-
-
-def _open(path: str) -> tuple[BinaryIO, tuple[type[Exception], ...]]:
-    """The uncompressed bytes of ``path``, and the exceptions that reading them may raise."""
-    try:
-        if path == "-":
-            return sys.stdin.buffer, (OSError,)
-        if path.endswith(".gz"):
-            return io.BufferedReader(gzip.GzipFile(path, "rb"), READ_BYTES), (OSError, EOFError, zlib.error)
-        file = open(path, "rb", buffering=READ_BYTES)  # noqa: SIM115 - closed by the reader
-    except OSError as error:
-        raise DataError(f"{path}: cannot be opened: {error.strerror or error}") from None
-    if not path.endswith((".zst", ".zstd")):
-        return file, (OSError,)
-    try:
-        import zstandard
-    except ImportError:
-        raise DataError(f"{path}: reading .zst needs the package zstandard: pip install zstandard") from None
-    return io.BufferedReader(ZstdStream(file), READ_BYTES), (OSError, EOFError, zstandard.ZstdError)
+    if not 0 <= index < partitions:
+        raise DataError(f"--partition-index {index}: expected 0 to {partitions - 1}")
+    if any(part.path == STDIN for part in parts):
+        raise DataError("--partitions: standard input cannot be read in parts")
+    sizes = [os.path.getsize(part.path) for part in parts]
+    total = sum(sizes)
+    low, high = total * index // partitions, total * (index + 1) // partitions
+    taken, position = [], 0
+    for part, size in zip(parts, sizes, strict=True):
+        start, end = max(0, low - position), min(size, high - position)
+        if part.format == "json" and not part.path.endswith(COMPRESSED):
+            if start < end:
+                taken.append(part._replace(start=start, end=end))
+        elif low <= position < high:
+            taken.append(part)
+        position += size
+    return taken

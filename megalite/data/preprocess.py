@@ -25,7 +25,8 @@ from .dataset_info import DatasetInfo, write_info
 from .documents import parse_document
 from .errors import DataError
 from .indexed_dataset import DatasetWriter, token_dtype
-from .inputs import read_records
+from .inputs import Part
+from .records import line_number, read_records
 from .resume import Checkpoint, Place, RunState
 from .skipped import Skip, SkippedList
 from .tokenizer import Tokenizer
@@ -40,7 +41,7 @@ CHECKPOINT_SECONDS = 20.0
 class PreprocessPlan:
     """What is to be done."""
 
-    inputs: Sequence[str]
+    inputs: Sequence[Part]
     output_prefix: str
     json_keys: Sequence[str] = ("text",)
     append_eod: bool = False
@@ -49,10 +50,19 @@ class PreprocessPlan:
     """None: by the vocabulary's size."""
     skip_errors: bool = False
     """Leave out documents that cannot be used and list them, instead of stopping at the first."""
+    partition: tuple[int, int] | None = None
+    """(index, partitions) when the inputs are one share of several."""
 
     def prefix(self, key: str) -> str:
         """Where the dataset of one key goes, as in Megatron-LM."""
-        return f"{self.output_prefix}_{key}_document"
+        return f"{self.stem}_{key}_document"
+
+    @property
+    def stem(self) -> str:
+        """What the names of all files of the run begin with."""
+        if self.partition is None:
+            return self.output_prefix
+        return f"{self.output_prefix}_part{self.partition[0]:05}of{self.partition[1]:05}"
 
 
 @dataclass
@@ -78,7 +88,7 @@ class Encoded(NamedTuple):
 
 
 class _Document(NamedTuple):
-    line: int
+    number: int
     texts: list[list[str]]  # by key, then sequence
 
 
@@ -86,12 +96,20 @@ class _Document(NamedTuple):
 class _Batch:
     """Consecutive documents of one input."""
 
-    path: str
+    part: Part
     keys: int
     place: Place  # behind the batch
     documents: list[_Document]
     skipped: list[Skip]
     text_bytes: int
+
+    def refuse(self, number: int, error: Exception, skip: bool) -> None:
+        """Record ``number`` cannot be used: raise DataError that says so, or note it."""
+        line = line_number(self.part, number)
+        message = f"{self.part.path}:{line}: {error}"
+        if not skip:
+            raise DataError(message) from None
+        self.skipped.append(Skip(self.part.path, line, message))
 
 
 def preprocess(
@@ -104,7 +122,7 @@ def preprocess(
     """
     eod = tokenizer.check_eod() if plan.append_eod else None
     dtype = plan.dtype or token_dtype(tokenizer.vocab_size)
-    state = RunState(plan.output_prefix, plan.inputs, _recipe(plan, tokenizer, dtype))
+    state = RunState(plan.stem, plan.inputs, _recipe(plan, tokenizer, dtype))
     start = state.load()
     if start is None or not all(
         written is None or DatasetWriter.can_resume(plan.prefix(key), dtype, written)
@@ -115,11 +133,11 @@ def preprocess(
         DatasetWriter(plan.prefix(key), dtype, resume)
         for key, resume in zip(plan.json_keys, start.written, strict=True)
     ]
-    progress = Progress(tokens=sum(writer.state[0] for writer in writers))
+    progress = Progress(tokens=sum(writer.state.tokens for writer in writers))
     encode = partial(_encode, tokenizer=tokenizer, eod=eod, skip_errors=plan.skip_errors)
     last_checkpoint = time.monotonic()
     with (
-        SkippedList(plan.output_prefix, start.skipped) as skipped,
+        SkippedList(plan.stem, start.skipped) as skipped,
         ThreadPoolExecutor(plan.workers + 1) as pool,
     ):
         for batch, encodings in _encode_in_order(_read_batches(plan, start.place), encode, pool):
@@ -135,7 +153,7 @@ def preprocess(
                 last_checkpoint = time.monotonic()
     infos = []
     for key, writer in zip(plan.json_keys, writers, strict=True):
-        info = DatasetInfo.of(writer, dtype, tokenizer, eod, plan.inputs, key)
+        info = DatasetInfo.of(writer, dtype, tokenizer, eod, plan.inputs, key, plan.partition)
         writer.publish()
         write_info(plan.prefix(key), info)
         infos.append(info)
@@ -160,22 +178,21 @@ def _read_batches(plan: PreprocessPlan, start: Place) -> Iterator[_Batch]:
     """The inputs from ``start`` on, cut into batches that never span two files."""
     documents, input_bytes = start.documents, start.input_bytes
     for number in range(start.input, len(plan.inputs)):
-        path = plan.inputs[number]
+        part = plan.inputs[number]
+        skip, offset = (start.records, start.offset) if number == start.input else (0, 0)
         batch: _Batch | None = None
-        for record in read_records(path, start.line if number == start.input else 0):
+        for record in read_records(part, plan.json_keys, skip, offset):
             if batch is None:
-                batch = _Batch(path, len(plan.json_keys), start, [], [], 0)
+                batch = _Batch(part, len(plan.json_keys), start, [], [], 0)
             try:
-                texts = parse_document(record.content, plan.json_keys, f"{path}:{record.line}")
-                batch.documents.append(_Document(record.line, texts))
+                texts = parse_document(record.content, part.format, plan.json_keys)
+                batch.documents.append(_Document(record.number, texts))
             except DataError as error:
-                if not plan.skip_errors:
-                    raise
-                batch.skipped.append(Skip(path, record.line, str(error)))
+                batch.refuse(record.number, error, plan.skip_errors)
             documents += 1
-            input_bytes += len(record.content)
-            batch.text_bytes += len(record.content)
-            batch.place = Place(number, record.line, documents, input_bytes)
+            input_bytes += record.size
+            batch.text_bytes += record.size
+            batch.place = Place(number, record.number, record.offset, documents, input_bytes)
             if batch.text_bytes >= BATCH_BYTES or len(batch.documents) >= BATCH_DOCUMENTS:
                 yield batch
                 batch = None
@@ -225,13 +242,9 @@ def _encode(batch: _Batch, tokenizer: Tokenizer, eod: int | None, skip_errors: b
                     encode_documents([document.texts[key]], tokenizer, eod)
                 good.append(document)
             except Exception as cause:
-                if not skip_errors:
-                    raise DataError(f"{batch.path}:{document.line}: {cause}") from None
-                batch.skipped.append(
-                    Skip(batch.path, document.line, f"{batch.path}:{document.line}: {cause}")
-                )
+                batch.refuse(document.number, cause, skip_errors)
         if len(good) == len(batch.documents):
-            raise DataError(f"{batch.path}: up to line {batch.place.line}: {error}") from error
+            raise DataError(f"{batch.part.path}: up to record {batch.place.records}: {error}") from error
         batch.documents = good
         return _encode(batch, tokenizer, eod, skip_errors)
 

@@ -8,6 +8,7 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from .inputs import COMPRESSED, STDIN, Part
 from .preprocess import Progress
 
 if TYPE_CHECKING:
@@ -20,14 +21,19 @@ class ProgressDisplay:
     The time left is known for plain files; compressed ones do not say how long they will be.
     """
 
-    def __init__(self, inputs: Sequence[str], log_interval: float) -> None:
-        """``log_interval``: seconds between lines where standard error is not a terminal."""
-        compressed = any(
-            path == "-" or path.endswith((".gz", ".zst", ".zstd", ".parquet")) for path in inputs
+    def __init__(self, inputs: Sequence[Part], log_interval: int) -> None:
+        """``log_interval``: documents between lines where standard error is not a terminal; at most one a
+        second.
+        """
+        unknown = any(
+            part.path == STDIN or part.path.endswith(COMPRESSED) or part.format == "parquet"
+            for part in inputs
         )
-        self._total = None if compressed else sum(os.path.getsize(path) for path in inputs)
+        self._total = None if unknown else sum(_bytes(part) for part in inputs)
         self._interval = log_interval
         self._start = self._last = time.monotonic()
+        self._last_documents = 0
+        self.skipped = 0
         self._first: Progress | None = None
         self._bar: Bar | None = None
 
@@ -54,6 +60,7 @@ class ProgressDisplay:
 
     def show(self, progress: Progress) -> None:
         """Called after each batch."""
+        self.skipped = progress.skipped
         now = time.monotonic()
         if self._first is None:  # a resumed run does not count what an earlier one did
             self._first = Progress(progress.documents, progress.tokens, progress.input_bytes)
@@ -66,8 +73,8 @@ class ProgressDisplay:
         )
         if self._bar is not None:
             self._bar.update(self._bar.task_ids[0], completed=progress.input_bytes, description=text)
-        elif now - self._last >= self._interval:
-            self._last = now
+        elif now - self._last >= 1 and progress.documents - self._last_documents >= self._interval:
+            self._last, self._last_documents = now, progress.documents
             print(f"Processed {text}{self._time_left(progress, seconds)}", file=sys.stderr, flush=True)
 
     def _time_left(self, progress: Progress, seconds: float) -> str:
@@ -76,3 +83,7 @@ class ProgressDisplay:
             return ""
         left = round((self._total - progress.input_bytes) * seconds / done)
         return f", {left // 3600}:{left // 60 % 60:02}:{left % 60:02} left"
+
+
+def _bytes(part: Part) -> int:
+    return (os.path.getsize(part.path) if part.end < 0 else part.end) - part.start

@@ -10,14 +10,19 @@ from typing import NamedTuple
 
 import orjson
 
+from .indexed_dataset import WriterState
+from .inputs import STDIN, Part
+
 
 class Place(NamedTuple):
     """A place between two documents of the inputs."""
 
     input: int = 0
     """Which of the inputs."""
-    line: int = 0
-    """Lines of it that are done."""
+    records: int = 0
+    """Records of it that are done."""
+    offset: int = 0
+    """Where in it they end."""
     documents: int = 0
     """Documents done in all inputs."""
     input_bytes: int = 0
@@ -28,8 +33,8 @@ class Checkpoint(NamedTuple):
     """What has reached the files."""
 
     place: Place
-    written: Sequence[tuple[int, int, int] | None]
-    """(tokens, sequences, documents) of each dataset; None before the first."""
+    written: Sequence[WriterState | None]
+    """Of each dataset; None before the first."""
     skipped: tuple[int, int]
     """Documents that were skipped, and bytes of the list of them."""
 
@@ -41,11 +46,11 @@ class Checkpoint(NamedTuple):
 class RunState:
     """The small file that an unfinished run leaves beside its partial output."""
 
-    def __init__(self, output_prefix: str, inputs: Sequence[str], recipe: dict[str, object]) -> None:
+    def __init__(self, output_prefix: str, inputs: Sequence[Part], recipe: dict[str, object]) -> None:
         """``recipe``: everything but the inputs that decides the output."""
         self.path = Path(f"{output_prefix}.progress.json")
-        self._resumable = "-" not in inputs
-        files = [] if not self._resumable else [_stamp(path) for path in inputs]
+        self._resumable = all(part.path != STDIN for part in inputs)
+        files = [_stamp(part) for part in inputs] if self._resumable else []
         text = orjson.dumps({"recipe": recipe, "inputs": files}, option=orjson.OPT_SORT_KEYS)
         self.run = hashlib.blake2b(text, digest_size=16).hexdigest()
 
@@ -55,8 +60,7 @@ class RunState:
             content = orjson.loads(self.path.read_bytes())
             if not self._resumable or content["run"] != self.run:
                 return None
-            written: list[tuple[int, int, int] | None]
-            written = [(tokens, sequences, documents) for tokens, sequences, documents in content["written"]]
+            written = [WriterState(*state) for state in content["written"]]
             count, size = content["skipped"]
             return Checkpoint(Place(*content["place"]), written, (count, size))
         except (OSError, ValueError, KeyError, TypeError):
@@ -68,7 +72,7 @@ class RunState:
             {
                 "run": self.run,
                 "place": list(checkpoint.place),
-                "written": checkpoint.written,
+                "written": [list(state or ()) for state in checkpoint.written],
                 "skipped": checkpoint.skipped,
             }
         )
@@ -83,6 +87,6 @@ class RunState:
         self.path.unlink(missing_ok=True)
 
 
-def _stamp(path: str) -> list[object]:
-    status = os.stat(path)
-    return [os.path.abspath(path), status.st_size, status.st_mtime_ns]
+def _stamp(part: Part) -> list[object]:
+    status = os.stat(part.path)
+    return [os.path.abspath(part.path), *part[1:], status.st_size, status.st_mtime_ns]

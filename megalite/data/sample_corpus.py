@@ -8,7 +8,8 @@ from pathlib import Path
 
 from .documents import parse_document
 from .errors import DataError
-from .inputs import read_records
+from .inputs import Part
+from .records import read_records
 
 EOD_TOKEN = "<|endoftext|>"
 CORPUS = "corpus.jsonl"
@@ -62,8 +63,8 @@ def train_tokenizer(corpus: Path, path: Path, vocab_size: int) -> None:
 
 
 def _texts(corpus: Path) -> Iterator[str]:
-    for record in read_records(str(corpus)):
-        (texts,) = parse_document(record.content, ["text"], f"{corpus}:{record.line}")
+    for record in read_records(Part(str(corpus), "json"), ["text"]):
+        (texts,) = parse_document(record.content, "json", ["text"])
         yield from texts
 
 

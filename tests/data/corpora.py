@@ -37,6 +37,7 @@ def data_config(cache: Path, *data_path: str, split: str = "1,0,0", **fields: ob
 class Words:
     """The vocabulary of a dataset without text."""
 
-    def __init__(self, vocab_size: int, eod: int) -> None:
+    def __init__(self, vocab_size: int, eod: int, identity: str | None = None) -> None:
         self.vocab_size = vocab_size
         self.eod = eod
+        self.identity = identity

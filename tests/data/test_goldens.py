@@ -61,7 +61,7 @@ def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     settings = data_config(tmp_path_factory.mktemp("cache"), *paths, split=config["split"])
     # Twice: the second time the arrays come from the cache.
     built = [
-        build_sample_sources(settings, config["seq_length"], config["seed"], config["sizes"], [None] * 3)
+        build_sample_sources(settings, config["seq_length"], config["seed"], config["sizes"])
         for _ in range(2)
     ]
     return {"description": description, "arrays": np.load(GOLDENS / f"{request.param}.npz"), "built": built}

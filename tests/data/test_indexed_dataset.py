@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import math
 import struct
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -135,7 +136,7 @@ def test_ids_must_fit(tmp_path: Path, token: int) -> None:
     writer = DatasetWriter(str(tmp_path / "out"), "uint16")
     with pytest.raises(DataError, match=f"token id {token} does not fit uint16, which holds 0 to 65535"):
         writer.add(np.array([1, token]), np.array([2], dtype=np.int32))
-    assert writer.state == (0, 0, 0)
+    assert writer.state == (0, 0, 0, 0)
 
 
 def test_counts_must_agree(tmp_path: Path) -> None:
@@ -169,6 +170,7 @@ def test_resumed_writer_gives_the_same_bytes(tmp_path: Path) -> None:
     with DatasetWriter(str(tmp_path / "resumed"), "int32", resume=state) as second:
         for part in parts[1:]:
             second.add(*part)
+    assert second.state.checksum == zlib.crc32((tmp_path / "whole.bin").read_bytes())
     for suffix in (".bin", ".idx"):
         assert (tmp_path / f"resumed{suffix}").read_bytes() == (tmp_path / f"whole{suffix}").read_bytes()
 

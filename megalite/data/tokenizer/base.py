@@ -18,8 +18,8 @@ class Tokenizer(ABC):
 
     vocab_size: int
     """Highest id + 1."""
-    identity: str
-    """Hash of the vocabulary: equal hashes, equal meaning of an id."""
+    identity: str | None
+    """Hash of the vocabulary: equal hashes, equal meaning of an id. None: ids mean what the data says."""
     options: str = ""
     """What else decides how text becomes ids."""
     eod_token: str | None = None

@@ -6,8 +6,11 @@ from typing import Protocol
 
 from ..errors import DataError
 from .base import Tokenizer
+from .byte_level import ByteLevelTokenizer
 from .huggingface import load_gpt2_bpe, load_tokenizer_json
 from .null import NullTokenizer
+from .sentencepiece import SentencePieceTokenizer
+from .tiktoken import DEFAULT_SPECIAL_TOKENS, TikTokenizer
 
 
 class TokenizerSettings(Protocol):
@@ -25,6 +28,18 @@ class TokenizerSettings(Protocol):
     def null_tokenizer_eod_id(self) -> int | None: ...
 
 
+TYPES = (
+    "HuggingFaceTokenizer",
+    "GPT2BPETokenizer",
+    "SentencePieceTokenizer",
+    "TikTokenizer",
+    "ByteLevelTokenizer",
+    "NullTokenizer",
+)
+# Other names under which Megatron-LM knows them.
+ALIASES = {"GPTSentencePieceTokenizer": "SentencePieceTokenizer", "Llama2Tokenizer": "SentencePieceTokenizer"}
+
+
 def build_tokenizer(
     settings: TokenizerSettings,
     vocab_size: int | None = None,
@@ -32,28 +47,32 @@ def build_tokenizer(
     eod_token: str | None = None,
     add_special_tokens: bool = True,
     allow_special_tokens: bool = False,
+    workers: int = 1,
 ) -> Tokenizer:
     """The tokenizer of ``settings``.
 
-    ``vocab_size``: for NullTokenizer only. ``eod_token``: the end-of-document token's text where the
-    tokenizer does not say.
-    ``add_special_tokens``: what the tokenizer itself adds to each text, such as a beginning-of-sequence
-    token.
-    ``allow_special_tokens``: text that spells a special token becomes that token. Raises DataError.
+    ``vocab_size``: of NullTokenizer and of TikTokenizer's JSON vocabularies. ``eod_token``: the
+    end-of-document token's text where the tokenizer does not say. ``add_special_tokens``: what a Hugging
+    Face tokenizer itself adds to each text, such as a beginning-of-sequence token. ``allow_special_tokens``:
+    text that spells a special token becomes that token. ``workers``: threads of one batch, where the library
+    does not share one pool among all. Raises DataError.
     """
-    kind = settings.tokenizer_type
-    if kind == "HuggingFaceTokenizer":
-        if settings.tokenizer_model is None:
-            raise DataError(
-                "HuggingFaceTokenizer needs --tokenizer-model: a tokenizer.json or the folder that holds it"
-            )
-        return load_tokenizer_json(
-            settings.tokenizer_model, eod_token, add_special_tokens, allow_special_tokens
-        )
-    if kind == "GPT2BPETokenizer":
-        return load_gpt2_bpe(settings.vocab_file, settings.merge_file, eod_token, allow_special_tokens)
+    kind = ALIASES.get(settings.tokenizer_type, settings.tokenizer_type)
+    if kind not in TYPES:
+        raise DataError(f"--tokenizer-type {kind}: expected one of {', '.join(TYPES)}")
     if kind == "NullTokenizer":
         return NullTokenizer(vocab_size, settings.null_tokenizer_eod_id)
-    raise DataError(
-        f"--tokenizer-type {kind}: expected HuggingFaceTokenizer, GPT2BPETokenizer or NullTokenizer"
-    )
+    if kind == "ByteLevelTokenizer":
+        return ByteLevelTokenizer()
+    if kind == "GPT2BPETokenizer":
+        return load_gpt2_bpe(settings.vocab_file, settings.merge_file, eod_token, allow_special_tokens)
+    model = settings.tokenizer_model
+    if model is None:
+        raise DataError(f"{kind} needs --tokenizer-model")
+    if kind == "HuggingFaceTokenizer":
+        return load_tokenizer_json(model, eod_token, add_special_tokens, allow_special_tokens)
+    if kind == "SentencePieceTokenizer":
+        return SentencePieceTokenizer(model, eod_token, workers)
+    pattern = getattr(settings, "tiktoken_pattern", None)
+    special_tokens = getattr(settings, "tiktoken_num_special_tokens", DEFAULT_SPECIAL_TOKENS)
+    return TikTokenizer(model, pattern, special_tokens, vocab_size, eod_token, allow_special_tokens, workers)

@@ -1,0 +1,86 @@
+"""What a training run draws from its data: index arrays, first samples, and the documents of a step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from .blended_dataset import BlendedDataset
+from .build import Dataset, SampleSource
+from .errors import DataError
+from .gpt_dataset import GPTDataset, Piece
+from .loader import StepLoader
+from .splits import SPLIT_NAMES
+
+FIRST_SAMPLES = 64
+
+
+def index_arrays(name: str, source: SampleSource) -> dict[str, np.ndarray]:
+    """``NAME.document_index`` and so on; for a blend ``NAME.dataset_index``, ... and
+    ``NAME.K.document_index``, ...
+    """
+    if isinstance(source, BlendedDataset):
+        arrays = {
+            f"{name}.dataset_index": source.dataset_index,
+            f"{name}.dataset_sample_index": source.dataset_sample_index,
+        }
+        for k, dataset in enumerate(source.datasets):
+            arrays |= index_arrays(f"{name}.{k}", dataset)
+        return arrays
+    if isinstance(source, GPTDataset):
+        return {f"{name}.{field}": array for field, array in source.index._asdict().items()}
+    return {}
+
+
+def first_samples(name: str, dataset: Dataset, count: int = FIRST_SAMPLES) -> dict[str, np.ndarray]:
+    """The first ``count`` samples as the model gets them: ``NAME.tokens``, ``.labels``, ``.position_ids``,
+    ``.loss_mask``.
+    """
+    count = min(count, len(dataset))
+    if count == 0:
+        return {}
+    with StepLoader(dataset, count, count, 0, 1, 0, torch.device("cpu")) as loader:
+        (batch,) = next(loader)
+    fields = {"tokens": np.int32, "labels": np.int32, "position_ids": np.int32, "loss_mask": np.uint8}
+    arrays = {
+        f"{name}.{field}": getattr(batch, field).numpy().astype(dtype) for field, dtype in fields.items()
+    }
+    if isinstance(dataset.samples, BlendedDataset):
+        arrays[f"{name}.dataset_id"] = dataset.samples.dataset_index[:count]
+    return arrays
+
+
+def dump(path: Path, datasets: Mapping[str, Dataset]) -> list[str]:
+    """Write the arrays of all splits to the .npz ``path``; returns their names."""
+    arrays: dict[str, np.ndarray] = {}
+    for name, dataset in datasets.items():
+        arrays |= index_arrays(name, dataset.samples) | first_samples(name, dataset)
+    temporary = path.with_name(f"{path.name}.partial")
+    with temporary.open("wb") as file:
+        np.savez(file, **arrays)  # type: ignore[arg-type]
+    temporary.rename(path)
+    return list(arrays)
+
+
+def step_pieces(
+    source: SampleSource, iteration: int, global_batch_size: int
+) -> list[tuple[int, list[Piece]]]:
+    """The samples of training step ``iteration``, counted from 1 as in the log, and where their tokens come
+    from.
+    """
+    first = (iteration - 1) * global_batch_size
+    if iteration < 1 or first + global_batch_size > len(source):
+        raise DataError(
+            f"--iteration {iteration}: the {len(source)} samples make steps 1 to "
+            f"{len(source) // global_batch_size} "
+            f"of {global_batch_size}"
+        )
+    return [(sample, source.pieces(sample)) for sample in range(first, first + global_batch_size)]
+
+
+def named(sources: Sequence[SampleSource | None]) -> dict[str, SampleSource]:
+    """The splits that there are, by name."""
+    return {name: source for name, source in zip(SPLIT_NAMES, sources, strict=True) if source is not None}

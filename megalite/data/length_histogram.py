@@ -1,0 +1,72 @@
+"""How long the documents of a dataset are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from .errors import DataError
+from .indexed_dataset import IndexedDataset
+
+BAR_WIDTH = 50
+
+
+class Bin(NamedTuple):
+    """Sequences of ``low`` to ``high`` tokens."""
+
+    low: int
+    high: int
+    sequences: int
+    tokens: int
+
+
+def length_histogram(dataset: IndexedDataset) -> list[Bin]:
+    """Powers of two: 0, 1, 2 to 3, 4 to 7, ..."""
+    lengths = dataset.lengths
+    counts, sums = np.zeros(33, dtype=np.int64), np.zeros(33, dtype=np.int64)
+    for start in range(0, len(lengths), 1 << 22):
+        part = lengths[start : start + (1 << 22)]
+        bins = np.frexp(part.astype(np.float64))[1]  # bits of the length
+        counts += np.bincount(bins, minlength=33)
+        sums += np.bincount(bins, weights=part, minlength=33).astype(np.int64)
+    ends = [0] + [(1 << bits) - 1 for bits in range(1, 33)]
+    starts = [0] + [1 << (bits - 1) for bits in range(1, 33)]
+    rows = [Bin(*row) for row in zip(starts, ends, counts.tolist(), sums.tolist(), strict=True)]
+    used = [i for i, row in enumerate(rows) if row.sequences]
+    return rows[used[0] : used[-1] + 1] if used else []
+
+
+def draw_text(bins: list[Bin]) -> str:
+    """One line a bin with a bar of its share of the sequences."""
+    total = sum(row.sequences for row in bins) or 1
+    most = max((row.sequences for row in bins), default=1)
+    lines = []
+    for row in bins:
+        bar = "█" * round(BAR_WIDTH * row.sequences / most)
+        label = f"{row.low}" if row.low == row.high else f"{row.low} to {row.high}"
+        lines.append(f"{label:>24} {row.sequences:>14,} {100 * row.sequences / total:5.1f} % {bar}")
+    return "\n".join(lines)
+
+
+def draw_png(bins: list[Bin], title: str, path: Path) -> None:
+    """The same as a picture: shares of the sequences and of the tokens."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise DataError("--histogram-png needs matplotlib: pip install matplotlib") from None
+    figure = Figure(figsize=(9, 4.5), layout="constrained")
+    axes = figure.subplots()
+    places = np.arange(len(bins))
+    for offset, name in ((-0.2, "sequences"), (0.2, "tokens")):
+        values = np.array([getattr(row, name) for row in bins], dtype=np.float64)
+        axes.bar(
+            places + offset, 100 * values / max(values.sum(), 1), width=0.4, label=f"share of the {name}"
+        )
+    axes.set_xticks(places, [str(row.low) for row in bins], rotation=45)
+    axes.set_xlabel("tokens in a sequence, at least")
+    axes.set_ylabel("%")
+    axes.set_title(title)
+    axes.legend()
+    figure.savefig(path, dpi=120)

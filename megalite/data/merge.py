@@ -1,0 +1,117 @@
+"""Joins datasets end to end in constant memory; the bytes are those that one run over all the inputs would
+have written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from .dataset_info import DatasetInfo, read_info, write_info
+from .errors import DataError
+from .indexed_dataset import DatasetWriter, IndexedDataset, WriterState, open_dataset
+
+CHUNK_TOKENS = 1 << 22
+CHUNK_SEQUENCES = 1 << 20
+
+
+def merge(
+    prefixes: Sequence[str], output_prefix: str, report: Callable[[str], None] = lambda _: None
+) -> WriterState:
+    """Write the datasets ``prefixes``, in this order, as one.
+
+    Raises DataError, before anything is written, when one is malformed, or when dtypes or tokenizers differ.
+    """
+    if not prefixes:
+        raise DataError("nothing to merge: no dataset was found")
+    if output_prefix in prefixes:
+        raise DataError(f"{output_prefix}: the output is one of the inputs")
+    info = _common_info(prefixes)
+    dtype = _common_dtype(prefixes)
+    with DatasetWriter(output_prefix, dtype) as writer:
+        for prefix in prefixes:
+            _append(writer, open_dataset(prefix))
+            report(prefix)
+    state = writer.state
+    if info is not None:
+        whole = replace(
+            info,
+            tokens=state.tokens,
+            sequences=state.sequences,
+            documents=state.documents,
+            crc32=state.checksum,
+        )
+        write_info(output_prefix, whole)
+    return state
+
+
+def _append(writer: DatasetWriter, dataset: IndexedDataset) -> None:
+    """Documents in pieces: first all tokens, then all lengths, then all boundaries; the three go to files
+    of their own.
+    """
+    stream, lengths, boundaries = dataset.stream(), dataset.lengths, dataset.boundaries
+    for start in range(0, len(stream), CHUNK_TOKENS):
+        writer.add_tokens(stream[start : start + CHUNK_TOKENS])
+    for start in range(0, len(lengths), CHUNK_SEQUENCES):
+        writer.add_sequences(lengths[start : start + CHUNK_SEQUENCES])
+    for start in range(0, dataset.documents, CHUNK_SEQUENCES):
+        writer.add_documents(np.diff(boundaries[start : start + CHUNK_SEQUENCES + 1]))
+
+
+def _common_dtype(prefixes: Sequence[str]) -> str:
+    dtypes = {prefix: open_dataset(prefix).dtype for prefix in prefixes}
+    first = prefixes[0]
+    for prefix, dtype in dtypes.items():
+        if dtype != dtypes[first]:
+            raise DataError(
+                f"{prefix}: holds {dtype}, but {first} holds {dtypes[first]}; they cannot be one dataset"
+            )
+    return dtypes[first]
+
+
+def _common_info(prefixes: Sequence[str]) -> DatasetInfo | None:
+    """The description of the whole, but for the counts; None when some part has none, as Megatron-LM's have
+    not.
+    """
+    infos = {prefix: read_info(prefix) for prefix in prefixes}
+    known = {prefix: info for prefix, info in infos.items() if info is not None}
+    if not known:
+        return None
+    first, model = next(iter(known.items()))
+    for prefix, info in known.items():
+        for field, what in (
+            ("tokenizer", "tokenizer"),
+            ("eod", "end-of-document id"),
+            ("vocab_size", "vocabulary size"),
+        ):
+            if getattr(info, field) != getattr(model, field):
+                raise DataError(
+                    f"{prefix}: its {what} is {getattr(info, field)}, but that of {first} is "
+                    f"{getattr(model, field)}; "
+                    f"ids would mean different things (as {prefix}.json and {first}.json say)"
+                )
+    _check_partitions(known)
+    if len(known) < len(prefixes):
+        return None
+    sources = tuple(source for info in known.values() for source in info.sources)
+    return replace(model, sources=tuple(dict.fromkeys(sources)), partition=None)
+
+
+def _check_partitions(infos: Mapping[str, DatasetInfo]) -> None:
+    """Shares of one corpus must be complete and in order: a missing one would be lost without a word."""
+    shares = {prefix: info.partition for prefix, info in infos.items() if info.partition is not None}
+    if not shares:
+        return
+    partitions = next(iter(shares.values()))[1]
+    found = list(shares.values())
+    if found != [(index, partitions) for index in range(partitions)]:
+        missing = sorted({*range(partitions)} - {index for index, _ in found})
+        text = (
+            f"missing: {', '.join(map(str, missing[:20]))}" if missing else "in another order, or some twice"
+        )
+        raise DataError(
+            f"{next(iter(shares))}: one of {partitions} partitions of a corpus, which must all be given in "
+            f"order; {text}"
+        )

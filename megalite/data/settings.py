@@ -1,0 +1,97 @@
+"""The data settings as tools read them from their flags; training has the same names in its configuration."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class DataFlags:
+    """Which datasets, and how documents count inside samples."""
+
+    data_path: tuple[str, ...] = ()
+    train_data_path: tuple[str, ...] = ()
+    valid_data_path: tuple[str, ...] = ()
+    test_data_path: tuple[str, ...] = ()
+    data_args_path: str | None = None
+    split: str = "969, 30, 1"
+    data_cache_path: str | None = None
+    mock_data: bool = False
+    reset_position_ids: bool = False
+    reset_attention_mask: bool = False
+    eod_mask_loss: bool = False
+
+    @staticmethod
+    def of(args: argparse.Namespace) -> DataFlags:
+        """From the flags that ``add_data_flags`` added."""
+        values = {name: getattr(args, name) for name in DataFlags.__dataclass_fields__ if hasattr(args, name)}
+        return DataFlags(
+            **{name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
+        )
+
+
+def add_data_flags(parser: argparse._ActionsContainer) -> None:
+    """The flags of DataFlags but for mock data."""
+    parser.add_argument(
+        "--data-path", nargs="+", default=[], help="PREFIX ..., or WEIGHT PREFIX WEIGHT PREFIX ..."
+    )
+    for split in ("train", "valid", "test"):
+        parser.add_argument(
+            f"--{split}-data-path", nargs="+", default=[], help="Like --data-path, for one split."
+        )
+    parser.add_argument("--data-args-path", help="File that holds what would follow --data-path.")
+    parser.add_argument(
+        "--split", default=DataFlags.split, help="Shares of the documents (default: %(default)s)."
+    )
+    parser.add_argument(
+        "--data-cache-path", help="Folder of the index arrays (default: beside each dataset)."
+    )
+    parser.add_argument(
+        "--reset-position-ids", action="store_true", help="Restart positions after each document."
+    )
+    parser.add_argument(
+        "--reset-attention-mask", action="store_true", help="Keep attention inside documents."
+    )
+    parser.add_argument(
+        "--eod-mask-loss", action="store_true", help="No loss where the input is an end of document."
+    )
+
+
+def add_tokenizer_flags(parser: argparse._ActionsContainer) -> None:
+    """The flags that name a tokenizer."""
+    parser.add_argument(
+        "--tokenizer-type",
+        default="HuggingFaceTokenizer",
+        help="HuggingFaceTokenizer, GPT2BPETokenizer, SentencePieceTokenizer, TikTokenizer, "
+        "ByteLevelTokenizer or "
+        "NullTokenizer (text is ids separated by spaces). Default: %(default)s.",
+    )
+    parser.add_argument(
+        "--tokenizer-model", help="tokenizer.json or its folder, a SentencePiece .model, or a tiktoken file."
+    )
+    parser.add_argument("--vocab-file", help="vocab.json of GPT2BPETokenizer.")
+    parser.add_argument("--merge-file", help="merges.txt of GPT2BPETokenizer.")
+    parser.add_argument(
+        "--vocab-size", type=int, help="NullTokenizer: vocabulary, its end of document included."
+    )
+    parser.add_argument("--null-tokenizer-eod-id", type=int, help="NullTokenizer: default the last id.")
+    parser.add_argument(
+        "--tiktoken-pattern", choices=["v1", "v2"], help="TikTokenizer with a .json vocabulary."
+    )
+    parser.add_argument(
+        "--tiktoken-num-special-tokens", type=int, default=1000, help="TikTokenizer with a .json vocabulary."
+    )
+    parser.add_argument("--eod-token", help="The end-of-document token, where the tokenizer does not say.")
+    parser.add_argument(
+        "--tokenizer-hf-no-include-special-tokens",
+        action="store_true",
+        help="Leave out what the tokenizer adds to each text, such as a beginning-of-sequence token.",
+    )
+    parser.add_argument(
+        "--allow-special-tokens",
+        action="store_true",
+        help="Text that spells a special token, such as <|endoftext|>, becomes that token, as in "
+        "Megatron-LM with "
+        "Hugging Face tokenizers. By default it is text like any other: data cannot forge a document's end.",
+    )

@@ -1,0 +1,52 @@
+"""SentencePiece models, as Llama 2 and Mistral have them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from ..errors import DataError
+from .base import Tokenizer, identity_of
+
+
+class SentencePieceTokenizer(Tokenizer):
+    """A ``.model`` file; pieces that are control symbols, such as ``</s>``, are never made from text."""
+
+    def __init__(self, model: str, eod_token: str | None, workers: int) -> None:
+        try:
+            from sentencepiece import SentencePieceProcessor
+        except ImportError:
+            raise DataError(
+                "SentencePieceTokenizer needs the package sentencepiece: pip install sentencepiece"
+            ) from None
+        if not Path(model).is_file():
+            raise DataError(f"--tokenizer-model {model}: expected a SentencePiece .model file")
+        content = Path(model).read_bytes()
+        try:
+            self._library = SentencePieceProcessor(model_proto=content)
+        except Exception as error:  # the library raises RuntimeError and others
+            raise DataError(f"{model}: cannot be read as a SentencePiece model: {error}") from None
+        self.identity = identity_of("sentencepiece", [content])
+        self.vocab_size = self._library.get_piece_size()
+        self.eod_token = eod_token
+        self._workers = workers
+
+    @property
+    def eod(self) -> int:
+        if self.eod_token is None:
+            found = int(self._library.eos_id())
+            if found < 0:
+                raise DataError(
+                    "the SentencePiece model has no end-of-sequence piece; name one: --eod-token PIECE"
+                )
+            return found
+        found = int(self._library.piece_to_id(self.eod_token))
+        if self._library.id_to_piece(found) != self.eod_token:
+            raise DataError(f"--eod-token {self.eod_token}: not among the {self.vocab_size} pieces")
+        return found
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        return self._library.encode(list(texts), out_type=int, num_threads=self._workers)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return self._library.decode(list(ids))

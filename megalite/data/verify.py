@@ -1,0 +1,74 @@
+"""Everything about a dataset that can be checked without its source."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+from .dataset_info import DatasetInfo, read_info
+from .errors import DataError
+from .indexed_dataset import IndexedDataset, open_dataset
+
+CHUNK_TOKENS = 1 << 22
+
+
+class Summary(NamedTuple):
+    """What was read."""
+
+    documents: int
+    sequences: int
+    tokens: int
+    largest_id: int
+    crc32: int
+
+
+def verify(prefix: str, vocab_size: int | None = None) -> Summary:
+    """Read all of a dataset: offsets, lengths and boundaries, every id, the checksum and counts of its
+    description.
+
+    ``vocab_size``: by default the description's. Raises DataError at the first fault.
+    """
+    dataset = open_dataset(prefix)  # checks every offset, length and boundary
+    info = read_info(prefix)
+    if vocab_size is None and info is not None:
+        vocab_size = info.vocab_size
+    checksum, largest, start = 0, -1, 0
+    for chunk in _chunks(dataset):
+        checksum = zlib.crc32(chunk.view(np.uint8).data, checksum)
+        low, high = int(chunk.min()), int(chunk.max())
+        if low < 0 or (vocab_size is not None and high >= vocab_size):
+            wrong = start + int(np.argmax((chunk < 0) | (chunk >= (vocab_size or high + 1))))
+            sequence = int(np.searchsorted(dataset.offsets, wrong * chunk.itemsize, side="right")) - 1
+            limit = "" if vocab_size is None else f" to {vocab_size - 1}"
+            raise DataError(
+                f"{prefix}.bin: token {wrong} (sequence {sequence}): expected an id from 0{limit}, "
+                f"found {int(chunk[wrong - start])}"
+            )
+        largest = max(largest, high)
+        start += len(chunk)
+    if info is not None:
+        _compare(prefix, dataset, info, checksum)
+    return Summary(dataset.documents, dataset.sequences, dataset.tokens, largest, checksum)
+
+
+def _chunks(dataset: IndexedDataset) -> Iterator[np.ndarray]:
+    stream = dataset.stream()
+    for start in range(0, len(stream), CHUNK_TOKENS):
+        yield stream[start : start + CHUNK_TOKENS]
+
+
+def _compare(prefix: str, dataset: IndexedDataset, info: DatasetInfo, checksum: int) -> None:
+    found = {
+        "documents": dataset.documents,
+        "sequences": dataset.sequences,
+        "tokens": dataset.tokens,
+        "dtype": dataset.dtype,
+        "crc32": checksum,
+    }
+    for name, value in found.items():
+        expected = getattr(info, name)
+        if value != expected:
+            raise DataError(f"{prefix}: {name}: {prefix}.json says {expected}, found {value}")

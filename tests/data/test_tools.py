@@ -1,0 +1,220 @@
+"""The commands themselves: exit codes, messages, and that shares of a corpus merge to the whole."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.data.corpora import GOLDENS, write_dataset
+
+TOOLS = Path(__file__).parents[2] / "tools"
+
+
+def tool(name: str) -> Callable[[list[str]], int]:
+    return importlib.import_module(f"tools.{name}").main  # type: ignore[no-any-return]
+
+
+def write_lines(path: Path, count: int, offset: int = 0) -> str:
+    rng = np.random.default_rng(offset)
+    with path.open("w") as file:
+        for i in range(count):
+            text = " ".join(map(str, rng.integers(0, 90, rng.integers(0, 30))))
+            file.write(json.dumps({"text": text, "id": i}) + "\n")
+    return str(path)
+
+
+NULL = ["--tokenizer-type", "NullTokenizer", "--vocab-size", "100", "--append-eod", "--workers", "2"]
+
+
+@pytest.mark.parametrize("partitions", [1, 3, 7, 40])
+def test_partitions_merge_to_the_bytes_of_one_run(tmp_path: Path, partitions: int) -> None:
+    inputs = [write_lines(tmp_path / f"in{n}.jsonl", 20 * n, n) for n in range(3)]
+    assert (
+        tool("preprocess_data")(["--input", *inputs, "--output-prefix", str(tmp_path / "whole"), *NULL]) == 0
+    )
+    for index in range(partitions):
+        share = ["--partitions", str(partitions), "--partition-index", str(index)]
+        out = ["--output-prefix", str(tmp_path / "parts" / "p")]
+        assert tool("preprocess_data")(["--input", *inputs, *out, *NULL, *share]) == 0
+    merged = str(tmp_path / "merged")
+    assert tool("merge_datasets")(["--input", str(tmp_path / "parts"), "--output-prefix", merged]) == 0
+    for suffix in (".bin", ".idx"):
+        whole = (tmp_path / f"whole_text_document{suffix}").read_bytes()
+        assert Path(merged + suffix).read_bytes() == whole
+    assert tool("inspect_data")([merged, "--verify"]) == 0
+
+
+def test_partition_from_slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write_lines(tmp_path / "in.jsonl", 30)
+    monkeypatch.setenv("SLURM_ARRAY_TASK_ID", "5")
+    monkeypatch.setenv("SLURM_ARRAY_TASK_MIN", "4")
+    common = ["--input", path, "--output-prefix", str(tmp_path / "p"), *NULL]
+    assert tool("preprocess_data")([*common, "--partitions", "2"]) == 0
+    assert (tmp_path / "p_part00001of00002_text_document.idx").is_file()
+
+
+def test_a_missing_partition_is_not_merged_over(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = write_lines(tmp_path / "in.jsonl", 30)
+    for index in (0, 2):
+        share = ["--partitions", "3", "--partition-index", str(index)]
+        tool("preprocess_data")(
+            ["--input", path, "--output-prefix", str(tmp_path / "parts" / "p"), *NULL, *share]
+        )
+    assert (
+        tool("merge_datasets")(["--input", str(tmp_path / "parts"), "--output-prefix", str(tmp_path / "m")])
+        == 1
+    )
+    assert "3 partitions of a corpus, which must all be given in order; missing: 1" in capsys.readouterr().err
+    assert not list(tmp_path.glob("m*"))
+
+
+def test_datasets_that_do_not_fit_are_not_merged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    a = write_dataset(tmp_path / "a", [3, 4])
+    b = write_dataset(tmp_path / "b", [5], dtype="int32")
+    assert tool("merge_datasets")(["--input", a, b, "--output-prefix", str(tmp_path / "m")]) == 1
+    assert "b: holds int32, but" in capsys.readouterr().err
+    path = write_lines(tmp_path / "in.jsonl", 3)
+    for name, size in (("x", "100"), ("y", "120")):
+        flags = ["--tokenizer-type", "NullTokenizer", "--vocab-size", size]
+        tool("preprocess_data")(["--input", path, "--output-prefix", str(tmp_path / name), *flags])
+    pair = [str(tmp_path / f"{name}_text_document") for name in "xy"]
+    assert tool("merge_datasets")(["--input", *pair, "--output-prefix", str(tmp_path / "m")]) == 1
+    assert "vocabulary size is 120, but that of" in capsys.readouterr().err
+
+
+def test_errors_name_file_and_line_inside_a_partition(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = [json.dumps({"text": "1 2 3"})] * 50
+    lines[40] = "broken"
+    (tmp_path / "in.jsonl").write_text("\n".join(lines) + "\n")
+    share = ["--partitions", "2", "--partition-index", "1"]
+    common = ["--input", str(tmp_path / "in.jsonl"), "--output-prefix", str(tmp_path / "p"), *NULL]
+    assert tool("preprocess_data")([*common, *share]) == 1
+    assert "in.jsonl:41: not valid JSON" in capsys.readouterr().err
+
+
+def test_a_flag_that_does_not_exist_here_says_what_to_do(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        tool("preprocess_data")(["--input", "x", "--output-prefix", "y", "--split-sentences"])
+    assert "--split-sentences does not exist here: give each document as a list" in capsys.readouterr().err
+
+
+def test_dump_equals_the_goldens(tmp_path: Path) -> None:
+    for case in ("blend3_weights", "empties_seq16_resets", "single_sep_final_epoch", "single_1epoch_seq32"):
+        description = json.loads((GOLDENS / f"{case}.json").read_text())
+        config, words = description["config"], description["tokenizer"]
+        prefixes, weights = config["blend"]
+        paths = [str(GOLDENS / "data" / prefix) for prefix in prefixes]
+        if weights is not None:
+            paths = [word for pair in zip(map(str, weights), paths, strict=True) for word in pair]
+        command = [
+            "--data-path",
+            *paths,
+            "--split",
+            config["split"],
+            "--seq-length",
+            str(config["seq_length"]),
+        ]
+        command += ["--seed", str(config["seed"]), "--data-cache-path", str(tmp_path / "cache")]
+        for split, size in zip(("train", "valid", "test"), config["sizes"], strict=True):
+            command += [] if size is None else [f"--{split}-samples", str(size)]
+        for flag in ("reset_position_ids", "reset_attention_mask", "eod_mask_loss"):
+            command += [f"--{flag.replace('_', '-')}"] if config[flag] else []
+        command += ["--tokenizer-type", "NullTokenizer", "--vocab-size", str(words["vocab_size"])]
+        command += ["--null-tokenizer-eod-id", str(words["eod"]), "--dump", str(tmp_path / "out.npz")]
+        assert tool("inspect_data")(command) == 0
+        ours, golden = np.load(tmp_path / "out.npz"), np.load(GOLDENS / f"{case}.npz")
+        assert set(ours) == set(golden)
+        for key in golden:
+            assert ours[key].dtype == golden[key].dtype, key
+            assert np.array_equal(ours[key], golden[key]), key
+
+
+def test_a_step_names_its_documents(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    prefix = write_dataset(tmp_path / "d", [10] * 30)
+    run = ["--data-path", prefix, "--split", "1,0,0", "--seq-length", "12", "--train-samples", "24"]
+    run += ["--data-cache-path", str(tmp_path / "cache")]
+    assert tool("inspect_data")([*run, "--iteration", "3", "--global-batch-size", "4"]) == 0
+    out = capsys.readouterr().out
+    assert [f"sample {i}\n" in out for i in (7, 8, 11, 12)] == [False, True, True, False]
+    assert f"{prefix}: document" in out
+    assert tool("inspect_data")([*run, "--iteration", "9", "--global-batch-size", "4"]) == 1
+    assert "--iteration 9: the 24 samples make steps 1 to 6 of 4" in capsys.readouterr().err
+
+
+def test_description_and_histogram(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("matplotlib")
+    prefix = write_dataset(tmp_path / "d", [0, 1, 2, 3, 700])
+    png = tmp_path / "lengths.png"
+    assert tool("inspect_data")([prefix, "--histogram-png", str(png), "--document", "2"]) == 0
+    out = capsys.readouterr().out
+    assert "5 documents, 5 sequences, 706 tokens of uint16" in out
+    assert "512 to 1023" in out
+    assert "--- document 2, sequence 2: 2 tokens" in out
+    assert png.read_bytes().startswith(b"\x89PNG")
+
+
+def test_verify_finds_what_opening_cannot(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = write_lines(tmp_path / "in.jsonl", 30)
+    tool("preprocess_data")(["--input", path, "--output-prefix", str(tmp_path / "d"), *NULL])
+    prefix = str(tmp_path / "d_text_document")
+    content = bytearray(Path(f"{prefix}.bin").read_bytes())
+    content[100] ^= 1
+    Path(f"{prefix}.bin").write_bytes(content)
+    assert tool("inspect_data")([prefix, "--verify"]) == 1
+    assert "crc32" in capsys.readouterr().err
+    content[101] = 1
+    Path(f"{prefix}.bin").write_bytes(content)
+    assert tool("inspect_data")([prefix, "--verify"]) == 1
+    assert "token 50 (sequence" in capsys.readouterr().err
+
+
+def start_preprocess(tmp_path: Path, source: str) -> subprocess.Popen[str]:
+    code = (
+        "import sys; from megalite.data import preprocess as p; p.BATCH_DOCUMENTS = 50; p.CHECKPOINT_SECONDS "
+        "= 0.0; "
+        "sys.path.insert(0, sys.argv.pop(1)); import preprocess_data; "
+        "sys.exit(preprocess_data.main(sys.argv[1:]))"
+    )
+    command = [sys.executable, "-c", code, str(TOOLS), "--input", source]
+    command += [
+        "--output-prefix",
+        str(tmp_path / "out"),
+        "--tokenizer-type",
+        "ByteLevelTokenizer",
+        "--append-eod",
+    ]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def test_killed_process_resumes_to_the_same_bytes(tmp_path: Path) -> None:
+    source = write_lines(tmp_path / "in.jsonl", 30000)
+    flags = ["--tokenizer-type", "ByteLevelTokenizer", "--append-eod"]
+    assert (
+        tool("preprocess_data")(["--input", source, "--output-prefix", str(tmp_path / "whole"), *flags]) == 0
+    )
+    process = start_preprocess(tmp_path, source)
+    while process.poll() is None and not (tmp_path / "out.progress.json").exists():
+        time.sleep(0.005)
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    assert process.returncode == -signal.SIGKILL
+    assert not [
+        name for name in os.listdir(tmp_path) if name.startswith("out") and name.endswith((".bin", ".idx"))
+    ]
+    assert tool("preprocess_data")(["--input", source, "--output-prefix", str(tmp_path / "out"), *flags]) == 0
+    for suffix in (".bin", ".idx"):
+        assert (tmp_path / f"out_text_document{suffix}").read_bytes() == (
+            tmp_path / f"whole_text_document{suffix}"
+        ).read_bytes()

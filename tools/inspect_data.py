@@ -1,0 +1,196 @@
+#!/usr/bin/env python3
+"""Looks into binary datasets, and at what a training run draws from them.
+
+    python tools/inspect_data.py data/corpus_text_document --histogram-png lengths.png
+    python tools/inspect_data.py data/corpus_text_document --verify
+    python tools/inspect_data.py data/corpus_text_document --document 0 17 --tokenizer-model tokenizer.json
+    python tools/inspect_data.py --data-path data/corpus_text_document --split 969,30,1 --seq-length 4096 \\
+        --train-samples 100000 --dump samples.npz
+    python tools/inspect_data.py --data-path ... --train-samples 100000 --iteration 1200 --global-batch-size
+    256 python tools/inspect_data.py --data-path ... --train-samples 100000 --build-cache
+
+The last three take the flags of the training run, of which --train-samples is iterations x global batch
+size; a split whose size is not given is read once. --build-cache makes the index arrays ahead of the run, on
+any machine that sees the data.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+
+def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    from megalite.data.settings import add_data_flags, add_tokenizer_flags
+
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
+    files = parser.add_argument_group("datasets")
+    files.add_argument("prefix", nargs="*", help="Datasets to describe, without .bin or .idx.")
+    files.add_argument(
+        "--verify", action="store_true", help="Read everything: offsets, ids, counts, checksum."
+    )
+    files.add_argument(
+        "--document", nargs="+", type=int, default=[], metavar="N", help="Show these documents."
+    )
+    files.add_argument("--histogram-png", type=Path, metavar="FILE", help="Picture of the lengths.")
+    run = parser.add_argument_group("what a run draws")
+    add_data_flags(run)
+    run.add_argument("--seq-length", type=int, default=2048)
+    run.add_argument("--seed", type=int, default=1234)
+    for split in ("train", "valid", "test"):
+        run.add_argument(f"--{split}-samples", type=int, help="Default: one epoch.")
+    run.add_argument("--dump", type=Path, metavar="FILE.npz", help="Write index arrays and first samples.")
+    run.add_argument("--build-cache", action="store_true", help="Only build the index arrays.")
+    run.add_argument("--iteration", type=int, metavar="I", help="Show the documents of this training step.")
+    run.add_argument("--global-batch-size", type=int)
+    add_tokenizer_flags(parser.add_argument_group("tokenizer"))
+    args = parser.parse_args(argv)
+    sources = (
+        args.data_path,
+        args.train_data_path,
+        args.valid_data_path,
+        args.test_data_path,
+        args.data_args_path,
+    )
+    if not args.prefix and not any(sources):
+        parser.error("give dataset prefixes to describe, or --data-path to see what a run draws")
+    if args.iteration is not None and args.global_batch_size is None:
+        parser.error("--iteration needs --global-batch-size")
+    return args
+
+
+def tokenizer_of(args: argparse.Namespace):  # type: ignore[no-untyped-def]
+    """The tokenizer of the flags, or None when none was named."""
+    from megalite.data.tokenizer import build_tokenizer
+
+    named = (args.tokenizer_model, args.vocab_file, args.vocab_size)
+    if not any(named) and args.tokenizer_type != "ByteLevelTokenizer":
+        return None
+    return build_tokenizer(args, args.vocab_size, eod_token=args.eod_token)
+
+
+def describe(args: argparse.Namespace, prefix: str) -> None:
+    from megalite.data.dataset_info import read_info
+    from megalite.data.indexed_dataset import open_dataset
+    from megalite.data.length_histogram import draw_png, draw_text, length_histogram
+    from megalite.data.verify import verify
+
+    dataset = open_dataset(prefix)
+    print(
+        f"{prefix}: {dataset.documents:,} documents, {dataset.sequences:,} sequences, {dataset.tokens:,} "
+        f"tokens of {dataset.dtype}"
+    )
+    info = read_info(prefix)
+    if info is not None:
+        print(
+            f"  made by megalite {info.megalite} from "
+            f"{', '.join(info.sources[:3])}{' ...' if len(info.sources) > 3 else ''}"
+        )
+        print(
+            f"  tokenizer {info.tokenizer or 'NullTokenizer'}, vocabulary {info.vocab_size:,}, end of "
+            f"document {info.eod}"
+        )
+    if args.verify:
+        summary = verify(prefix, args.vocab_size)
+        print(f"  verified: largest id {summary.largest_id}, crc32 {summary.crc32:08x}")
+    bins = length_histogram(dataset)
+    print("  tokens in a sequence           sequences")
+    print(draw_text(bins))
+    if args.histogram_png is not None:
+        draw_png(bins, prefix, args.histogram_png)
+        print(f"  {args.histogram_png} written")
+    tokenizer = tokenizer_of(args)
+    for document in args.document:
+        show_document(dataset, document, tokenizer)
+
+
+def show_document(dataset, document: int, tokenizer) -> None:  # type: ignore[no-untyped-def]
+    from megalite.data.errors import DataError
+
+    if not 0 <= document < dataset.documents:
+        raise DataError(f"--document {document}: {dataset.prefix} has documents 0 to {dataset.documents - 1}")
+    for sequence in range(dataset.boundaries[document], dataset.boundaries[document + 1]):
+        ids = dataset.sequence(sequence).tolist()
+        print(f"--- document {document}, sequence {sequence}: {len(ids)} tokens")
+        print(tokenizer.decode(ids) if tokenizer is not None else " ".join(map(str, ids)))
+
+
+def show_run(args: argparse.Namespace) -> None:
+    from megalite.data.build import build_sample_sources
+    from megalite.data.inspect_samples import named
+    from megalite.data.settings import DataFlags
+
+    flags = DataFlags.of(args)
+    sizes = [args.train_samples, args.valid_samples, args.test_samples]
+    sources = named(build_sample_sources(flags, args.seq_length, args.seed, sizes))
+    for name, source in sources.items():
+        print(f"{name}: {len(source):,} samples of {args.seq_length} tokens")
+        for prefix, count in source.consumed(len(source)).items():
+            print(f"  {count:>12,} from {prefix}")
+    if args.build_cache:
+        print("the index arrays are in place")
+    if args.iteration is not None:
+        show_step(args, sources)
+    if args.dump is not None:
+        dump_run(args, sources)
+
+
+def show_step(args: argparse.Namespace, sources) -> None:  # type: ignore[no-untyped-def]
+    from megalite.data.errors import DataError
+    from megalite.data.inspect_samples import step_pieces
+
+    if "train" not in sources:
+        raise DataError("--iteration: the training split is empty")
+    for sample, pieces in step_pieces(sources["train"], args.iteration, args.global_batch_size):
+        print(f"sample {sample}")
+        for piece in pieces:
+            print(
+                f"  {piece.prefix}: document {piece.document}, tokens {piece.offset} to "
+                f"{piece.offset + piece.tokens}"
+            )
+
+
+def dump_run(args: argparse.Namespace, sources) -> None:  # type: ignore[no-untyped-def]
+    from megalite.data.build import Dataset, DocumentRules
+    from megalite.data.errors import DataError
+    from megalite.data.inspect_samples import dump
+
+    tokenizer = tokenizer_of(args)
+    if tokenizer is None and (args.reset_position_ids or args.reset_attention_mask or args.eod_mask_loss):
+        raise DataError(
+            "--reset-position-ids, --reset-attention-mask and --eod-mask-loss need the tokenizer's flags for "
+            "its end of document"
+        )
+    eod = -1 if tokenizer is None else tokenizer.eod
+    rules = DocumentRules(eod, args.reset_position_ids, args.reset_attention_mask, args.eod_mask_loss)
+    names = dump(args.dump, {name: Dataset(source, rules) for name, source in sources.items()})
+    print(f"{args.dump}: {len(names)} arrays written")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    args = arguments(argv)
+    from megalite.data.errors import DataError
+
+    try:
+        for prefix in args.prefix:
+            describe(args, prefix)
+        if (
+            args.data_path
+            or args.train_data_path
+            or args.valid_data_path
+            or args.test_data_path
+            or args.data_args_path
+        ):
+            show_run(args)
+    except DataError as error:
+        print(f"inspect_data: error: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,57 @@
+#!/usr/bin/env python3
+"""Joins binary datasets into one, in the order given, in constant memory.
+
+python tools/merge_datasets.py --input parts/corpus_00_text_document parts/corpus_01_text_document
+--output-prefix data/corpus python tools/merge_datasets.py --input parts --output-prefix data/corpus     (all
+datasets in a folder, sorted by name)
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+
+def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
+    parser.add_argument("--input", nargs="+", required=True, help="Dataset prefixes, or folders of datasets.")
+    parser.add_argument("--output-prefix", required=True, help="Prefix of the whole.")
+    return parser.parse_args(argv)
+
+
+def find_datasets(given: Sequence[str]) -> list[str]:
+    """Prefixes as they are; a folder becomes the datasets in it, sorted by name."""
+    found: list[str] = []
+    for item in given:
+        inside = (
+            sorted(str(path.with_suffix("")) for path in Path(item).glob("*.idx"))
+            if Path(item).is_dir()
+            else []
+        )
+        found.extend(inside or [item])
+    return found
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    args = arguments(argv)
+    from megalite.data.errors import DataError
+    from megalite.data.merge import merge
+
+    try:
+        state = merge(find_datasets(args.input), args.output_prefix, lambda prefix: print(f"{prefix}: done"))
+    except DataError as error:
+        print(f"merge_datasets: error: {error}", file=sys.stderr)
+        return 1
+    print(
+        f"{args.output_prefix}: {state.documents:,} documents, {state.sequences:,} sequences, "
+        f"{state.tokens:,} tokens"
+    )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
