@@ -1,0 +1,59 @@
+"""Measure megalite beside its alternatives, all in one run.
+
+python tools/benchmark.py train      # whole training steps on CPU cores, beside Transformers and torch DDP
+python tools/benchmark.py optimizer  # norm, clip and AdamW, beside torch's
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # run as a script: find tools.benchmarks
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    commands = parser.add_subparsers(dest="command", required=True)
+    train = commands.add_parser("train", help="tokens/s of training steps on this machine's CPU")
+    train.add_argument("--rounds", type=int, default=5, help="times that every contender runs (default: 5)")
+    train.add_argument("--steps", type=int, default=2, help="timed steps in each (default: 2)")
+    optimizer = commands.add_parser("optimizer", help="norm, clip and AdamW of 50M parameters")
+    optimizer.add_argument("--rounds", type=int, default=15)
+    optimizer.add_argument("--threads", type=int, default=2)
+    flags = parser.parse_args()
+    return {"train": _train, "optimizer": _optimizer}[flags.command](flags)
+
+
+def _train(flags: argparse.Namespace) -> int:
+    from megalite.config import ModelConfig
+    from megalite.training.flops import flops_per_token
+    from tools.benchmarks.contender import FFN, HEADS, HIDDEN, LAYERS, SEQ, VOCAB
+    from tools.benchmarks.train import benchmark_training, matmul_rate, report
+
+    model = ModelConfig(
+        num_layers=LAYERS,
+        hidden_size=HIDDEN,
+        num_attention_heads=HEADS,
+        ffn_hidden_size=FFN,
+        seq_length=SEQ,
+        max_position_embeddings=SEQ,
+        vocab_size=VOCAB,
+        swiglu=True,
+    )
+    report(benchmark_training(flags.rounds, flags.steps), flops_per_token(model), matmul_rate())
+    return 0
+
+
+def _optimizer(flags: argparse.Namespace) -> int:
+    from tools.benchmarks.adamw import benchmark_adamw
+
+    print(benchmark_adamw(threads=flags.threads, rounds=flags.rounds))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,153 @@
+"""Tokens a second of whole training steps on this machine's CPU, beside the loops that people would write
+instead.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from tools.benchmarks.contender import MICRO, SEQ
+
+CONTENDER = Path(__file__).with_name("contender.py")
+
+
+@dataclass(frozen=True)
+class Setting:
+    """How a contender is started: processes, threads in each, micro-batches a rank and step."""
+
+    name: str
+    processes: int
+    threads: int
+    microbatches: int
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of one step, over all data-parallel ranks."""
+        replicas = self.processes if "dp" in self.name else 1
+        return MICRO * SEQ * self.microbatches * replicas
+
+
+SETTINGS = (
+    Setting("transformers", 1, 2, 4),
+    Setting("megalite", 1, 2, 4),
+    Setting("megalite tp 2", 2, 1, 4),
+    Setting("megalite pp 2", 2, 1, 8),
+    Setting("megalite dp 2", 2, 1, 4),
+    Setting("transformers ddp 2", 2, 1, 4),
+)
+
+
+@dataclass(frozen=True)
+class Result:
+    """Medians over the rounds; ``ratio`` is the median of each round's rate over that round's megalite in one
+    process.
+    """
+
+    setting: Setting
+    tokens_per_second: float
+    ratio: float
+    peak_bytes: int
+
+
+def matmul_rate(threads: int = 2, size: int = 2048) -> float:
+    """FLOP/s of a large bf16 matrix product, the best of several: what this machine can do."""
+    torch.set_num_threads(threads)
+    a, b = (torch.randn(size, size, dtype=torch.bfloat16) for _ in range(2))
+    best = float("inf")
+    for _ in range(8):
+        start = time.perf_counter()
+        a @ b
+        best = min(best, time.perf_counter() - start)
+    return 2 * size**3 / best
+
+
+def benchmark_training(
+    rounds: int = 5, steps: int = 2, settings: tuple[Setting, ...] = SETTINGS
+) -> list[Result]:
+    """Each round starts every contender once, so that a busy neighbour slows all of them alike."""
+    rates: dict[Setting, list[float]] = {setting: [] for setting in settings}
+    peaks: dict[Setting, int] = {}
+    for _ in range(rounds):
+        for setting in settings:
+            seconds, peak = _run(setting, steps)
+            rates[setting].append(setting.tokens / statistics.median(seconds))
+            peaks[setting] = max(peak, peaks.get(setting, 0))
+    own = rates[next(setting for setting in settings if setting.name == "megalite")]
+    return [
+        Result(
+            setting,
+            statistics.median(rates[setting]),
+            statistics.median(rate / mine for rate, mine in zip(rates[setting], own, strict=True)),
+            peaks[setting],
+        )
+        for setting in settings
+    ]
+
+
+def _run(setting: Setting, steps: int) -> tuple[list[float], int]:
+    launcher = (
+        ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={setting.processes}"]
+        if setting.processes > 1
+        else []
+    )
+    flags = [
+        "--steps",
+        str(steps),
+        "--microbatches",
+        str(setting.microbatches),
+        "--threads",
+        str(setting.threads),
+    ]
+    environment = os.environ | {
+        "OMP_NUM_THREADS": str(setting.threads),
+        "PYTHONPATH": str(CONTENDER.parents[2]),
+    }
+    done = subprocess.run(
+        [sys.executable, *launcher, str(CONTENDER), setting.name, *flags],
+        capture_output=True,
+        text=True,
+        env=environment,
+        check=False,
+    )
+    if done.returncode:
+        raise RuntimeError(f"{setting.name} failed:\n{done.stderr[-3000:]}")
+    result = json.loads(done.stdout.strip().splitlines()[-1])
+    return result["seconds"], result["peak_bytes"]
+
+
+def report(results: list[Result], flops_per_token: float, peak: float) -> None:
+    """Print the table."""
+    table = Table(title=f"training, tokens/s; bf16 matrix product: {peak / 1e9:.0f} GFLOP/s")
+    for column in (
+        "",
+        "processes x threads",
+        "micro-batches",
+        "tokens/s",
+        "of megalite",
+        "of matmul rate",
+        "peak GB",
+    ):
+        table.add_column(column, justify="left" if not column else "right")
+    for result in results:
+        setting = result.setting
+        table.add_row(
+            setting.name,
+            f"{setting.processes} x {setting.threads}",
+            str(setting.microbatches),
+            f"{result.tokens_per_second:.0f}",
+            f"{result.ratio:.2f}",
+            f"{result.tokens_per_second * flops_per_token / peak:.0%}",
+            f"{result.peak_bytes / 1e9:.2f}",
+        )
+    Console().print(table)
