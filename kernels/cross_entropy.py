@@ -64,6 +64,10 @@ def _statistics(
         from megalite.kernels import cross_entropy_triton
 
         return cross_entropy_triton.statistics(logits, target, vocab_start, columns, ignore_index, with_sum)
+    if backend == "cpu":
+        from megalite.kernels import fused_cpu
+
+        return fused_cpu.cross_entropy_statistics(logits, target, vocab_start, columns, ignore_index)
     wide = statistics_dtype(logits.dtype)
     stats = torch.zeros(4, *target.shape, dtype=wide, device=logits.device)
     if columns == 0:
@@ -96,22 +100,16 @@ def _backward_into(
     ignore_index: int, label_smoothing: float, z_loss: float, backend: str, out: Tensor,
 ) -> None:  # fmt: skip
     columns = local_columns(logits, vocab_start, vocab_size)
+    constants = (vocab_start, vocab_size, columns, ignore_index, label_smoothing, z_loss, out)
     if backend == "triton":
         from megalite.kernels import cross_entropy_triton
 
-        cross_entropy_triton.backward(
-            grad,
-            logits,
-            target,
-            normaliser,
-            vocab_start,
-            vocab_size,
-            columns,
-            ignore_index,
-            label_smoothing,
-            z_loss,
-            out,
-        )
+        cross_entropy_triton.backward(grad, logits, target, normaliser, *constants)
+        return
+    if backend == "cpu":
+        from megalite.kernels import fused_cpu
+
+        fused_cpu.cross_entropy_backward(grad, logits, target, normaliser, *constants)
         return
     wide = statistics_dtype(logits.dtype)
     ignored = target == ignore_index

@@ -37,6 +37,8 @@ def choose(tensor: torch.Tensor, requested: str | None = None) -> str:
         return requested
     if tensor.is_cuda and tensor.dtype != torch.float64 and HAS_TRITON:
         return "triton"
+    if tensor.device.type == "cpu" and tensor.dtype in FUSED_CPU_DTYPES:
+        return "cpu"
     return "torch"
 
 

@@ -50,6 +50,11 @@ def _forward(
 
         y, _, rstd = rms_norm_triton.forward(x, None, weight, eps, weight_offset)
         return y, rstd
+    if backend == "cpu":
+        from megalite.kernels import fused_cpu
+
+        y, _, rstd = fused_cpu.rms_norm_forward(x, None, weight, eps, weight_offset)
+        return y, rstd
     return _normalise(x, weight, eps, weight_offset, x.dtype)
 
 
@@ -62,12 +67,17 @@ def _forward_fake(
 def _add_forward(
     x: Tensor, residual: Tensor, weight: Tensor, eps: float, weight_offset: float, backend: str
 ) -> tuple[Tensor, Tensor, Tensor]:
-    if backend == "triton":
-        from megalite.kernels import rms_norm_triton
+    if backend in ("triton", "cpu"):
+        if backend == "triton":
+            from megalite.kernels import rms_norm_triton
 
-        y, total, rstd = rms_norm_triton.forward(x, residual, weight, eps, weight_offset)
-        assert total is not None  # a residual was given
-        return y, total, rstd
+            y, added, rstd = rms_norm_triton.forward(x, residual, weight, eps, weight_offset)
+        else:
+            from megalite.kernels import fused_cpu
+
+            y, added, rstd = fused_cpu.rms_norm_forward(x, residual, weight, eps, weight_offset)
+        assert added is not None  # a residual was given
+        return y, added, rstd
     total = (x.to(statistics_dtype(x.dtype)) + residual).to(residual.dtype).contiguous()
     y, rstd = _normalise(total, weight, eps, weight_offset, x.dtype)
     return y, total, rstd
@@ -93,6 +103,10 @@ def _backward(
         from megalite.kernels import rms_norm_triton
 
         return rms_norm_triton.backward(grad, grad_total, x, weight, rstd, weight_offset)
+    if backend == "cpu":
+        from megalite.kernels import fused_cpu
+
+        return fused_cpu.rms_norm_backward(grad, grad_total, x, weight, rstd, weight_offset)
     wide = statistics_dtype(x.dtype)
     normalised = x.to(wide) * rstd.unsqueeze(-1)
     grad_wide = grad.to(wide)
@@ -205,7 +219,10 @@ def add_rms_norm(
     _check_weight(x, weight)
     if residual.shape != x.shape:
         raise ValueError(f"residual has shape {tuple(residual.shape)}, x {tuple(x.shape)}; they must agree")
-    return _AddRMSNorm.apply(x, residual, weight, eps, weight_offset, choose(x, backend))
+    chosen = choose(x, backend)
+    if chosen == "cpu" and residual.dtype not in (x.dtype, torch.float32):
+        chosen = "torch"  # the fused form takes a residual as wide as the branch, or fp32
+    return _AddRMSNorm.apply(x, residual, weight, eps, weight_offset, chosen)
 
 
 def _check_weight(x: Tensor, weight: Tensor) -> None:

@@ -46,6 +46,13 @@ def _apply(
         from megalite.kernels import rope_triton
 
         return rope_triton.apply(q, k, cos, sin, interleaved, inverse)
+    if backend == "cpu" and q.dtype == k.dtype:
+        from megalite.kernels import fused_cpu
+
+        return (
+            fused_cpu.rope(q, cos, sin, interleaved, inverse),
+            fused_cpu.rope(k, cos, sin, interleaved, inverse),
+        )
     rotated = rope_reference(q, k, cos, -sin if inverse else sin, interleaved)
     return rotated[0].contiguous(), rotated[1].contiguous()
 

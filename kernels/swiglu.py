@@ -25,6 +25,10 @@ def _forward(gate: Tensor, up: Tensor, backend: str) -> Tensor:
         from megalite.kernels import swiglu_triton
 
         return swiglu_triton.forward(gate, up)
+    if backend == "cpu":
+        from megalite.kernels import fused_cpu
+
+        return fused_cpu.swiglu_forward(gate, up)
     wide = statistics_dtype(gate.dtype)
     return (torch.nn.functional.silu(gate.to(wide)) * up.to(wide)).to(gate.dtype).contiguous()
 
@@ -39,6 +43,11 @@ def _backward(grad: Tensor, gate: Tensor, up: Tensor, backend: str) -> Tensor:
         from megalite.kernels import swiglu_triton
 
         swiglu_triton.backward(grad, gate, up, stacked)
+        return stacked
+    if backend == "cpu":
+        from megalite.kernels import fused_cpu
+
+        fused_cpu.swiglu_backward(grad, gate, up, stacked)
         return stacked
     wide = statistics_dtype(gate.dtype)
     gate_wide, grad_wide = gate.to(wide), grad.to(wide)
