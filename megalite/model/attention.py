@@ -7,6 +7,7 @@ from torch import nn
 
 from megalite.config import ModelConfig
 from megalite.kernels import rope
+from megalite.model.core_attention import Documents, causal_attention
 from megalite.parallel.linear import column_linear, row_linear
 from megalite.parallel.params import ParameterFactory
 
@@ -37,20 +38,17 @@ class Attention(nn.Module):
             proj.replicated("bias", (config.hidden_size,), decay=False) if config.add_bias_linear else None
         )
 
-    def forward(self, x: torch.Tensor, rotation: Rotation | None) -> torch.Tensor:
+    def forward(
+        self, x: torch.Tensor, rotation: Rotation | None, documents: Documents | None
+    ) -> torch.Tensor:
         """x: (seq, batch, hidden), a sequence shard with sequence parallelism; the same shape out."""
         qkv = column_linear(x, self.qkv_weight, self.qkv_bias, self.axis, self.sequence_parallel)
-        qkv = qkv.unflatten(
-            -1, (-1, self.queries + 2, self.head_dim)
-        )  # (seq, batch, groups / tp, queries + 2, head_dim)
+        # (seq, batch, groups / tp, queries + 2, head_dim)
+        qkv = qkv.unflatten(-1, (-1, self.queries + 2, self.head_dim))
         q, k, v = qkv[..., :-2, :], qkv[..., -2:-1, :], qkv[..., -1:, :]
         if rotation is not None:
             q, k = rope(q, k, *rotation, interleaved=self.interleaved)
-        q, k, v = (
-            part.flatten(2, 3).permute(1, 2, 0, 3) for part in (q, k, v)
-        )  # (batch, heads / tp, seq, head_dim)
-        context = nn.functional.scaled_dot_product_attention(
-            q, k, v, is_causal=True, enable_gqa=self.queries > 1
+        context = causal_attention(q.flatten(2, 3), k.flatten(2, 3), v.flatten(2, 3), documents)
+        return row_linear(
+            context.flatten(2), self.proj_weight, self.proj_bias, self.axis, self.sequence_parallel
         )
-        context = context.permute(2, 0, 1, 3).flatten(2)  # (seq, batch, heads / tp * head_dim)
-        return row_linear(context, self.proj_weight, self.proj_bias, self.axis, self.sequence_parallel)

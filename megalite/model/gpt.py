@@ -14,6 +14,7 @@ from torch import nn
 from megalite.config import ModelConfig, padded_vocab_size
 from megalite.kernels import rotary_table, vocab_parallel_cross_entropy
 from megalite.model.attention import Attention, Rotation
+from megalite.model.core_attention import Documents
 from megalite.model.mlp import MLP
 from megalite.model.norm import make_norm
 from megalite.parallel.embedding import vocab_parallel_embedding
@@ -36,6 +37,10 @@ class Tokens(Protocol):
     def loss_mask(self) -> torch.Tensor: ...
     @property
     def position_ids(self) -> torch.Tensor: ...
+    @property
+    def cu_seqlens(self) -> torch.Tensor | None: ...
+    @property
+    def max_document_length(self) -> int | None: ...
 
 
 class Block(nn.Module):
@@ -49,9 +54,11 @@ class Block(nn.Module):
         self.mlp_norm = make_norm(config, make.within("mlp_norm"))
         self.mlp = MLP(config, make.within("mlp"), output_std)
 
-    def forward(self, x: torch.Tensor, rotation: Rotation | None) -> torch.Tensor:
+    def forward(
+        self, x: torch.Tensor, rotation: Rotation | None, documents: Documents | None
+    ) -> torch.Tensor:
         """x: (seq, batch, hidden), a sequence shard with sequence parallelism; the same shape out."""
-        x = x + self.attention(self.attention_norm(x), rotation)
+        x = x + self.attention(self.attention_norm(x), rotation, documents)
         return x + self.mlp(self.mlp_norm(x))
 
 
@@ -146,8 +153,11 @@ class GPTStage(nn.Module):
         """Output of this stage's blocks, (seq, batch, hidden) or its sequence shard."""
         x = hidden if self.embedding is None else self.embedding(batch.tokens, batch.position_ids)
         rotation = self._rotation(batch.position_ids)
+        documents = None
+        if batch.cu_seqlens is not None and batch.max_document_length is not None:
+            documents = Documents(batch.cu_seqlens, batch.max_document_length)
         for layer in self.layers:
-            x = layer(x, rotation)
+            x = layer(x, rotation, documents)
         assert x is not None  # every stage but the first is given hidden states
         return x
 

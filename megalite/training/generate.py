@@ -27,6 +27,8 @@ class Context:
     position_ids: torch.Tensor
     labels: torch.Tensor
     loss_mask: torch.Tensor
+    cu_seqlens: None = None
+    max_document_length: None = None
 
 
 @dataclass(frozen=True)

@@ -107,7 +107,6 @@ ONE_ERROR = [
     ("--null-tokenizer-eod-id 100", 1, "--null-tokenizer-eod-id 100: not in the vocabulary of 100 tokens"),
     ("--hidden-dropout 0.1", 1, "--hidden-dropout 0.1: dropout is not available in this version; 0"),
     ("--attention-dropout 1", 1, "--attention-dropout 1: must be >= 0 and < 1"),
-    ("--reset-attention-mask", 1, "--reset-attention-mask: is not available in this version"),
     ("--timing-log-level 1", 1, "--timing-log-level 1: finer timers are not available in this version; 0"),
     ("--swiglu --hidden-size 12", 1, "--ffn-hidden-size: the default MLP width of --swiglu rounds to 0"),
     # length and schedule

@@ -9,10 +9,10 @@ from tests.matrix.cases import SAMPLES, SEQ, VOCAB, Layout
 from tests.reference.train import GlobalBatch
 
 
-def global_batch(step: int) -> GlobalBatch:
+def global_batch(step: int, by_document: bool = False) -> GlobalBatch:
     """Token counts differ from sample to sample. Samples 4 to 7 have no valid token: a whole micro-batch of
     up to four, and all that some ranks get where dp is large. Sample 9 has one. In samples 2 and 11 the
-    positions start again in the middle."""
+    positions start again in the middle, and with `by_document` a document begins there."""
     generator = torch.Generator().manual_seed(100 + step)
     tokens = torch.randint(VOCAB, (SAMPLES, SEQ + 1), generator=generator)
     share = torch.linspace(0.2, 1.0, SAMPLES).unsqueeze(1)
@@ -22,16 +22,21 @@ def global_batch(step: int) -> GlobalBatch:
     mask[9, 3] = 1
     positions = torch.arange(SEQ).repeat(SAMPLES, 1)
     positions[[2, 11], 7:] -= 7
-    return GlobalBatch(tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous(), mask, positions)
+    documents = (positions == 0).cumsum(1) if by_document else None
+    return GlobalBatch(tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous(), mask, positions, documents)
 
 
-def microbatches(step: int, layout: Layout, dp_rank: int, micro_batch_size: int) -> list[Batch]:
+def microbatches(
+    step: int, layout: Layout, dp_rank: int, micro_batch_size: int, by_document: bool = False
+) -> list[Batch]:
     """Of each run of micro x dp samples, data-parallel rank r takes the r-th part."""
-    whole = global_batch(step)
+    whole = global_batch(step, by_document)
     assert whole.positions is not None
     parts = []
     for start in range(dp_rank * micro_batch_size, SAMPLES, micro_batch_size * layout.data):
         rows = slice(start, start + micro_batch_size)
+        starts = torch.nonzero(whole.positions[rows].flatten() == 0).flatten()
+        boundaries = torch.cat((starts, torch.tensor([micro_batch_size * SEQ]))).to(torch.int32)
         parts.append(
             Batch(
                 tokens=whole.tokens[rows],
@@ -39,6 +44,8 @@ def microbatches(step: int, layout: Layout, dp_rank: int, micro_batch_size: int)
                 loss_mask=whole.loss_mask[rows],
                 position_ids=whole.positions[rows],
                 sample_index=torch.arange(start, start + micro_batch_size),
+                cu_seqlens=boundaries if by_document else None,
+                max_document_length=SEQ if by_document else None,
             )
         )
     return parts

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from megalite.config import (
     BatchConfig,
     Config,
+    DataConfig,
     ModelConfig,
     OptimizerConfig,
     ParallelConfig,
@@ -84,6 +85,7 @@ class Options:
     overlap_grad_reduce: bool = False
     ddp_bucket_size: int | None = None
     pipeline_schedule: str | None = None
+    by_document: bool = False
 
 
 SCHEDULES = ("1f1b", "interleaved", "zb-h1", "zbv", "gpipe")
@@ -112,6 +114,7 @@ def options(layout: Layout) -> dict[str, Options]:
             overlap_grad_reduce=axes[1] and place // 2 % 2 == 0,
             ddp_bucket_size=(None, 2000, 1)[place % 3],
             pipeline_schedule=SCHEDULES[place % len(SCHEDULES)] if layout.pipeline > 1 else None,
+            by_document=place % 3 == 1,
         )
     return chosen
 
@@ -147,6 +150,7 @@ def make_config(
             pipeline_schedule=options.pipeline_schedule,
         ),
         precision=PrecisionConfig(params_dtype=params_dtype),
+        data=DataConfig(reset_attention_mask=options.by_document),
         run=RunConfig(seed=1234),
     )
 

@@ -58,7 +58,8 @@ def train_three_steps(layout: Layout, configs: Sequence[Config]) -> list[Trained
         randomize(parameters)
         losses, norms, skipped, gradients = [], [], [], []
         for step in range(STEPS):
-            mine = microbatches(step, layout, topology.dp.rank, config.batch.micro_batch_size)
+            by_document = config.data.reset_attention_mask
+            mine = microbatches(step, layout, topology.dp.rank, config.batch.micro_batch_size, by_document)
             outcome = trainer.train_step(mine, LEARNING_RATES[step])
             losses.append(float(outcome.loss))
             norms.append(float(outcome.grad_norm))

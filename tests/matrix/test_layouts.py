@@ -23,15 +23,17 @@ TOLERANCE = 1e-10
 
 
 @functools.cache
-def reference(model: ModelConfig) -> list[Step]:
+def reference(model: ModelConfig, by_document: bool = False) -> list[Step]:
     weights = {name: random_weight(name, shape) for name, shape in global_shapes(model).items()}
-    batches = [global_batch(step) for step in range(cases.STEPS)]
+    batches = [global_batch(step, by_document) for step in range(cases.STEPS)]
     return train(weights, cases.architecture(model), batches, cases.LEARNING_RATES, cases.RECIPE)
 
 
-def check_against(model: ModelConfig, layout: Layout, ranks: Sequence[Trained]) -> None:
+def check_against(
+    model: ModelConfig, layout: Layout, ranks: Sequence[Trained], by_document: bool = False
+) -> None:
     """Every rank's results on `layout` are those of one process."""
-    expected = reference(model)
+    expected = reference(model, by_document)
     assert {one.parameter_count for one in ranks} == {number_of_parameters(model)}
     for step, wanted in enumerate(expected):
         where = f"{model} on {layout}, step {step}"
@@ -53,13 +55,13 @@ def check_against(model: ModelConfig, layout: Layout, ranks: Sequence[Trained]) 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 def test_every_layout_gives_the_numbers_of_the_reference(pool: WorkerPool, layout: Layout) -> None:
-    configs = [
-        cases.make_config(cases.model_for(variant, layout), layout, options)
-        for variant, options in cases.options(layout).items()
-    ]
+    chosen = cases.options(layout)
+    models = {variant: cases.model_for(variant, layout) for variant in MODELS}
+    configs = [cases.make_config(models[variant], layout, chosen[variant]) for variant in MODELS]
     ranks = pool.run(layout.ranks, train_three_steps, layout, configs)
     for number, variant in enumerate(MODELS):
-        check_against(cases.model_for(variant, layout), layout, [results[number] for results in ranks])
+        results = [one[number] for one in ranks]
+        check_against(models[variant], layout, results, chosen[variant].by_document)
 
 
 def test_the_layouts_are_all_factorisations() -> None:
@@ -104,6 +106,11 @@ def test_each_variant_sees_every_combination_of_options(variant: str) -> None:
     assert any(microbatches == 1 for microbatches, stages in counts if stages > 1)
     assert any(microbatches > stages > 1 for microbatches, stages in counts)
     assert all(step.grad_norm > cases.RECIPE.clip_grad for step in reference(MODELS[variant]))
+
+
+@pytest.mark.parametrize("variant", MODELS)
+def test_each_variant_is_trained_with_and_without_documents(variant: str) -> None:
+    assert {cases.options(layout)[variant].by_document for layout in LAYOUTS} == {False, True}
 
 
 def test_the_batches_are_uneven() -> None:

@@ -34,9 +34,16 @@ class Architecture:
 
 
 def logits(
-    weights: Weights, architecture: Architecture, tokens: Tensor, positions: Tensor | None = None
+    weights: Weights,
+    architecture: Architecture,
+    tokens: Tensor,
+    positions: Tensor | None = None,
+    documents: Tensor | None = None,
 ) -> Tensor:
-    """tokens, positions int64 (batch, seq) -> (batch, seq, vocab) in the dtype of the weights."""
+    """tokens, positions int64 (batch, seq) -> (batch, seq, vocab) in the dtype of the weights.
+
+    `documents` (batch, seq): the number of each position's document; none sees another.
+    """
     if positions is None:
         positions = torch.arange(tokens.shape[1]).expand_as(tokens)
     hidden = weights["embedding.tokens.weight"][tokens]  # (batch, seq, hidden)
@@ -45,7 +52,7 @@ def logits(
     for layer in range(architecture.num_layers):
         own = part(weights, f"layers.{layer}.")
         normed = normalize(hidden, part(own, "attention_norm."), architecture)
-        hidden = hidden + attention(normed, part(own, "attention."), architecture, positions)
+        hidden = hidden + attention(normed, part(own, "attention."), architecture, positions, documents)
         normed = normalize(hidden, part(own, "mlp_norm."), architecture)
         hidden = hidden + mlp(normed, part(own, "mlp."), architecture)
     hidden = normalize(hidden, part(weights, "final_norm."), architecture)
@@ -59,9 +66,10 @@ def token_losses(
     tokens: Tensor,
     labels: Tensor,
     positions: Tensor | None = None,
+    documents: Tensor | None = None,
 ) -> Tensor:
     """Cross-entropy of each position, -log softmax(logits)[label], (batch, seq)."""
-    scores = logits(weights, architecture, tokens, positions)
+    scores = logits(weights, architecture, tokens, positions, documents)
     chosen = scores.gather(-1, labels.unsqueeze(-1)).squeeze(-1)
     return torch.logsumexp(scores, dim=-1) - chosen
 
@@ -82,7 +90,9 @@ def normalize(x: Tensor, weights: Weights, architecture: Architecture) -> Tensor
     return centred / torch.sqrt(variance + architecture.norm_epsilon) * weights["weight"] + weights["bias"]
 
 
-def attention(x: Tensor, weights: Weights, architecture: Architecture, positions: Tensor) -> Tensor:
+def attention(
+    x: Tensor, weights: Weights, architecture: Architecture, positions: Tensor, documents: Tensor | None
+) -> Tensor:
     """Causal softmax(q k^T / sqrt(head_dim)) v; all queries of a group share its key and value."""
     # (groups, queries per group + 2, head_dim, hidden): a group's queries, then its key, then its value
     fused = torch.einsum("bsh,grdh->bgrsd", x, weights["qkv.weight"])
@@ -95,8 +105,10 @@ def attention(x: Tensor, weights: Weights, architecture: Architecture, positions
         key = rotate(key, architecture, positions)
     scores = query @ key.transpose(-1, -2) / math.sqrt(query.shape[-1])  # (batch, groups, queries, seq, seq)
     seq = x.shape[1]
-    future = torch.ones(seq, seq, dtype=torch.bool).triu(diagonal=1)
-    mixed = torch.softmax(scores.masked_fill(future, -math.inf), dim=-1) @ value
+    hidden = torch.ones(seq, seq, dtype=torch.bool).triu(diagonal=1)
+    if documents is not None:
+        hidden = hidden | (documents.unsqueeze(1) != documents.unsqueeze(2))[:, None, None]
+    mixed = torch.softmax(scores.masked_fill(hidden, -math.inf), dim=-1) @ value
     heads = mixed.flatten(1, 2).transpose(1, 2)  # (batch, seq, heads, head_dim), group by group
     return linear(heads.flatten(2), weights, "proj")
 

@@ -14,12 +14,14 @@ from tests.reference.gpt import Architecture, Weights, token_losses
 @dataclass(frozen=True)
 class GlobalBatch:
     """All samples of one step: tokens, labels int64 (samples, seq), loss_mask (samples, seq) of 0 and 1.
-    `positions` int64 (samples, seq), by default 0 to seq - 1."""
+    `positions` int64 (samples, seq), by default 0 to seq - 1. `documents` int64 (samples, seq): the number of
+    each position's document, by default one a sample."""
 
     tokens: Tensor
     labels: Tensor
     loss_mask: Tensor
     positions: Tensor | None = None
+    documents: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -49,7 +51,8 @@ def loss_and_gradients(
     """The loss is the sum over the batch's valid tokens divided by their count; 0 for a batch without any."""
     leaves = {name: value.detach().clone().requires_grad_() for name, value in weights.items()}
     mask = batch.loss_mask.to(next(iter(leaves.values())).dtype)
-    total = (token_losses(leaves, architecture, batch.tokens, batch.labels, batch.positions) * mask).sum()
+    losses = token_losses(leaves, architecture, batch.tokens, batch.labels, batch.positions, batch.documents)
+    total = (losses * mask).sum()
     loss = total / mask.sum().clamp(min=1)
     return loss.detach(), dict(zip(leaves, torch.autograd.grad(loss, list(leaves.values())), strict=True))
 

@@ -69,7 +69,7 @@ def eod_is_in_the_vocabulary(c: Candidate) -> Iterator[Finding]:
         yield "null_tokenizer_eod_id", eod, f"not in the vocabulary of {size} tokens", f"0 to {size - 1}"
 
 
-@reads("hidden_dropout", "attention_dropout", "reset_attention_mask", "timing_log_level")
+@reads("hidden_dropout", "attention_dropout", "timing_log_level")
 def nothing_is_asked_that_is_missing(c: Candidate) -> Iterator[Finding]:
     """Settings whose other values belong to a later version."""
     model = c.config.model
@@ -79,9 +79,6 @@ def nothing_is_asked_that_is_missing(c: Candidate) -> Iterator[Finding]:
     ):
         if rate > 0:
             yield name, rate, "dropout is not available in this version", "0"
-    if c.config.data.reset_attention_mask:
-        advice = "leave it out; --eod-mask-loss and --reset-position-ids are there"
-        yield "reset_attention_mask", None, "is not available in this version", advice
     if c.config.logging.timing_log_level:
         level = c.config.logging.timing_log_level
         yield "timing_log_level", level, "finer timers are not available in this version", "0"
