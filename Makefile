@@ -16,17 +16,22 @@ help: ## this list
 
 install: $(VENV)/.installed ## set up .venv, build the C++ extension
 
-# The stamp is written last and holds the folder's path: without it, .venv is what an interrupted install left and is
-# made afresh; with another path in it, the checkout was moved, and only the editable install must be repeated.
+# The stamp is written last and holds the folder's path: with another path in it, the checkout was moved, and only the
+# editable install must be repeated. A .venv marked unfinished is what an interrupted install left and is made afresh, as
+# is one whose Python is gone; one that somebody made by hand is used as it is.
 # torch comes before megalite, in the range that is tested: setup.py alone would let pip take any newer torch. A build
 # of torch chosen otherwise (CPU only, another CUDA, ROCm) satisfies the range and stays.
 # --no-build-isolation: the build needs no network once these packages are there.
-INSTALLED_HERE := $(and $(filter $(CURDIR),$(shell cat $(VENV)/.installed 2>/dev/null)),$(wildcard megalite/_C.*))
+PYTHON_IS_NEW := import sys; sys.version_info >= (3, 10) or sys.exit('megalite needs Python 3.10 or later: PYTHON=...')
+STAMP := $(shell { $(PY) -c "" && cat $(VENV)/.installed; } 2>/dev/null)
+INSTALLED_HERE := $(and $(filter $(CURDIR),$(STAMP)),$(wildcard megalite/_C.*))
 $(VENV)/.installed: setup.py pyproject.toml $(wildcard csrc/*) $(if $(INSTALLED_HERE),,again)
-	@test -e $@ || { echo "making $(VENV) with $(PYTHON)"; $(PYTHON) -m venv --clear $(VENV); }
+	@test ! -e $(VENV)/.unfinished && $(PY) -c "" 2>/dev/null || { echo "making $(VENV) with $(PYTHON)"; \
+		$(PYTHON) -c "$(PYTHON_IS_NEW)" && rm -rf $(VENV) && mkdir $(VENV) && touch $(VENV)/.unfinished && \
+		$(PYTHON) -m venv $(VENV); }
 	$(PY) -m pip install "setuptools>=77" wheel "pybind11>=2.13" "torch>=2.11,<2.14"
 	$(PY) -m pip install --no-build-isolation -e ".[test,data]"
-	@echo "$(CURDIR)" > $@
+	@rm -f $(VENV)/.unfinished; echo "$(CURDIR)" > $@
 
 # The sample: a corpus with its tokenizer, then the binary dataset; each is made once, and again when its tool changes.
 $(SAMPLE)/tokenizer.json: tools/prepare_sample.py | $(VENV)/.installed
@@ -47,7 +52,7 @@ pretrain: $(VENV)/.installed $(SAMPLE)/corpus_text_document.idx ## train a small
 	bash examples/pretrain_gpt.sh --save $(RUN) --load $(RUN) --save-interval 100 --metrics-file $(RUN)/metrics.jsonl
 	@echo "for comparison, the unigram entropy of the corpus in nats a token:" \
 		"$$($(PY) tools/prepare_sample.py --entropy $(SAMPLE)/corpus_text_document)"
-	$(PY) tools/generate.py --load $(RUN)
+	$(PY) tools/generate.py --load $(RUN) --prompt "It was a"
 
 test: $(VENV)/.installed ## the whole test suite; ARGS="tests/data -x" are pytest's
 	$(PY) -m pytest $(ARGS)
