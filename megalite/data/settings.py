@@ -25,9 +25,17 @@ class DataFlags:
     @staticmethod
     def of(args: argparse.Namespace) -> DataFlags:
         """From the flags that ``add_data_flags`` added."""
-        values = {name: getattr(args, name) for name in DataFlags.__dataclass_fields__ if hasattr(args, name)}
         return DataFlags(
-            **{name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
+            tuple(args.data_path),
+            tuple(args.train_data_path),
+            tuple(args.valid_data_path),
+            tuple(args.test_data_path),
+            args.data_args_path,
+            args.split,
+            args.data_cache_path,
+            reset_position_ids=args.reset_position_ids,
+            reset_attention_mask=args.reset_attention_mask,
+            eod_mask_loss=args.eod_mask_loss,
         )
 
 

@@ -21,7 +21,7 @@ TOOLS = Path(__file__).parents[2] / "tools"
 
 
 def tool(name: str) -> Callable[[list[str]], int]:
-    return importlib.import_module(f"tools.{name}").main  # type: ignore[no-any-return]
+    return importlib.import_module(f"tools.{name}").main
 
 
 def write_lines(path: Path, count: int, offset: int = 0) -> str:
