@@ -59,9 +59,11 @@ def _packed(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, documents: Docume
     from torch.nn.attention.varlen import varlen_attn  # device only
 
     seq, batch = q.shape[:2]
-    flat = [part.transpose(0, 1).flatten(0, 1) for part in (q, k, v)]
+    query, key, value = (part.transpose(0, 1).flatten(0, 1) for part in (q, k, v))
     starts, longest = documents.starts, documents.longest
+    grouped = q.shape[2] != k.shape[2]
     attended = varlen_attn(
-        *flat, starts, starts, longest, longest, window_size=(-1, 0), enable_gqa=q.shape[2] != k.shape[2]
+        query, key, value, starts, starts, longest, longest, window_size=(-1, 0), enable_gqa=grouped
     )
+    assert isinstance(attended, torch.Tensor)  # no auxiliary outputs were asked for
     return attended.unflatten(0, (batch, seq)).transpose(0, 1)

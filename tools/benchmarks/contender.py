@@ -88,11 +88,15 @@ def megalite(microbatches: int, tensor: int, pipeline: int) -> Side:
         )
         for ids in tokens
     ]
-    return Side(lambda: float(trainer.train_step(batches, LEARNING_RATE).grad_norm) and None)
+
+    def step() -> None:
+        trainer.train_step(batches, LEARNING_RATE)
+
+    return Side(step)
 
 
 def hugging_face(microbatches: int, parallel: bool) -> Side:
-    """A Transformers training loop: autocast to bf16, fused AdamW, clipping; with ``parallel`` in torch's DDP."""
+    """A Transformers training loop: autocast to bf16, fused AdamW, clipping; ``parallel``: in torch's DDP."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     config = LlamaConfig(
@@ -105,9 +109,8 @@ def hugging_face(microbatches: int, parallel: bool) -> Side:
         tie_word_embeddings=False,
         use_cache=False,
     )
-    model: torch.nn.Module = LlamaForCausalLM(config)
-    if parallel:
-        model = torch.nn.parallel.DistributedDataParallel(model)
+    plain = LlamaForCausalLM(config)
+    model = torch.nn.parallel.DistributedDataParallel(plain) if parallel else plain
     optimizer = torch.optim.AdamW(
         model.parameters(), lr=LEARNING_RATE, betas=(0.9, 0.95), weight_decay=0.1, fused=True
     )
@@ -115,7 +118,7 @@ def hugging_face(microbatches: int, parallel: bool) -> Side:
 
     def step() -> None:
         for index, ids in enumerate(tokens):
-            if parallel:
+            if isinstance(model, torch.nn.parallel.DistributedDataParallel):
                 model.require_backward_grad_sync = index == len(tokens) - 1
             with torch.autocast("cpu", torch.bfloat16):
                 logits = model(input_ids=ids[:, :-1]).logits
