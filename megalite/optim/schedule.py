@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from megalite.config import BatchConfig, OptimizerConfig
+from megalite.config import BatchConfig, OptimizerConfig, schedule_samples
 
 STYLES = ("constant", "linear", "cosine", "inverse-square-root", "WSD")
 WSD_STYLES = ("exponential", "linear", "cosine", "minus_sqrt")
@@ -58,26 +58,16 @@ class LearningRateSchedule:
 
     @classmethod
     def from_config(cls, optimizer: OptimizerConfig, batch: BatchConfig) -> LearningRateSchedule:
-        """Lengths in iterations are multiplied by the global batch; the decay lasts the whole run by
-        default."""
-        size = batch.global_batch_size
-        run = _samples(batch.train_samples, batch.train_iters, size)
-        decay = _samples(optimizer.lr_decay_samples, optimizer.lr_decay_iters, size) or run
-        if decay is None:
-            raise ValueError(
-                "learning-rate schedule: the run has no length; give train_iters or train_samples"
-            )
-        warmup: float = optimizer.lr_warmup_samples or optimizer.lr_warmup_iters * size
-        if optimizer.lr_warmup_fraction is not None:
-            warmup = optimizer.lr_warmup_fraction * decay
+        """The schedule of a run. Raises ValueError when its lengths or rates contradict each other."""
+        lengths = schedule_samples(optimizer, batch)
         return cls(
             peak=optimizer.lr,
             minimum=optimizer.min_lr,
             initial=optimizer.lr_warmup_init,
-            warmup_samples=warmup,
-            decay_samples=decay,
+            warmup_samples=lengths.warmup,
+            decay_samples=lengths.decay,
             style=optimizer.lr_decay_style,
-            wsd_samples=_samples(optimizer.lr_wsd_decay_samples, optimizer.lr_wsd_decay_iters, size) or 0,
+            wsd_samples=lengths.wsd_decay,
             wsd_style=optimizer.lr_wsd_decay_style,
         )
 
@@ -125,9 +115,3 @@ def _wsd_coefficient(schedule: LearningRateSchedule, consumed_samples: int) -> f
 
 def _half_cosine(done: float) -> float:
     return 0.5 * (math.cos(math.pi * done) + 1.0)
-
-
-def _samples(samples: int | None, iterations: int | None, global_batch_size: int) -> int | None:
-    if samples is not None:
-        return samples
-    return None if iterations is None else iterations * global_batch_size

@@ -148,5 +148,5 @@ def test_an_impossible_schedule_is_refused(change: dict[str, Any], words: str) -
 
 
 def test_a_run_without_length_is_refused() -> None:
-    with pytest.raises(ValueError, match="give train_iters or train_samples"):
+    with pytest.raises(ValueError, match="must end before the decay, at 0"):
         _from_config({})
