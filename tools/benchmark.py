@@ -29,22 +29,12 @@ def main() -> int:
 
 
 def _train(flags: argparse.Namespace) -> int:
-    from megalite.config import ModelConfig
     from megalite.training.flops import flops_per_token
-    from tools.benchmarks.contender import FFN, HEADS, HIDDEN, LAYERS, SEQ, VOCAB
+    from tools.benchmarks.contender import model_config
     from tools.benchmarks.train import benchmark_training, matmul_rate, report
 
-    model = ModelConfig(
-        num_layers=LAYERS,
-        hidden_size=HIDDEN,
-        num_attention_heads=HEADS,
-        ffn_hidden_size=FFN,
-        seq_length=SEQ,
-        max_position_embeddings=SEQ,
-        vocab_size=VOCAB,
-        swiglu=True,
-    )
-    report(benchmark_training(flags.rounds, flags.steps), flops_per_token(model), matmul_rate())
+    results = benchmark_training(flags.rounds, flags.steps)
+    report(results, flops_per_token(model_config()), matmul_rate())
     return 0
 
 

@@ -18,6 +18,8 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
+from megalite.config import ModelConfig
+
 LAYERS, HIDDEN, HEADS, FFN, VOCAB, SEQ, MICRO = 8, 512, 8, 1408, 32000, 512, 4
 LEARNING_RATE = 3e-4
 
@@ -35,36 +37,34 @@ def _tokens(count: int, rank: int) -> torch.Tensor:
     return torch.randint(VOCAB, (count, MICRO, SEQ + 1), generator=generator)
 
 
+def model_config() -> ModelConfig:
+    """The model as megalite's settings: Llama-style, 60M parameters."""
+    return ModelConfig(
+        num_layers=LAYERS,
+        hidden_size=HIDDEN,
+        num_attention_heads=HEADS,
+        ffn_hidden_size=FFN,
+        seq_length=SEQ,
+        max_position_embeddings=SEQ,
+        vocab_size=VOCAB,
+        position_embedding_type="rope",
+        normalization="RMSNorm",
+        swiglu=True,
+        add_bias_linear=False,
+        untie_embeddings_and_output_weights=True,
+    )
+
+
 def megalite(microbatches: int, tensor: int, pipeline: int) -> Side:
     """megalite in bf16 with fp32 master weights, on as many ranks as were started."""
-    from megalite.config import (
-        BatchConfig,
-        Config,
-        ModelConfig,
-        OptimizerConfig,
-        ParallelConfig,
-        PrecisionConfig,
-    )
+    from megalite.config import BatchConfig, Config, OptimizerConfig, ParallelConfig, PrecisionConfig
     from megalite.data.batch import Batch
     from megalite.parallel.topology import build_topology
     from megalite.training.step import Trainer
 
     topology = build_topology(tensor, pipeline, torch.device("cpu"))
     config = Config(
-        model=ModelConfig(
-            num_layers=LAYERS,
-            hidden_size=HIDDEN,
-            num_attention_heads=HEADS,
-            ffn_hidden_size=FFN,
-            seq_length=SEQ,
-            max_position_embeddings=SEQ,
-            vocab_size=VOCAB,
-            position_embedding_type="rope",
-            normalization="RMSNorm",
-            swiglu=True,
-            add_bias_linear=False,
-            untie_embeddings_and_output_weights=True,
-        ),
+        model=model_config(),
         batch=BatchConfig(
             micro_batch_size=MICRO,
             global_batch_size=MICRO * microbatches * topology.dp.size,
