@@ -41,7 +41,7 @@ def run(config: Config, topology: Topology) -> None:
             reporter.say(line)
         if not config.batch.skip_train:
             progress = train(trainer, datasets, progress, reporter, started)
-        if config.batch.skip_train or progress.iteration >= train_iterations(config):
+        if config.batch.skip_train or progress.iteration >= _last_iteration(config, progress):
             _final_evaluation(trainer, datasets, progress, reporter)
         if config.checkpoint.save is not None and not config.batch.skip_train:
             reporter.say(
@@ -54,7 +54,7 @@ def train(
 ) -> Progress:
     """Optimizer steps until the run is complete or asked to stop; returns how far it came."""
     config, topology = trainer.config, trainer.topology
-    last = train_iterations(config)
+    last = _last_iteration(config, progress)
     if progress.iteration >= last:
         reporter.say(
             f"already trained for {progress.iteration} of {last} iterations; a larger --train-iters goes on"
@@ -62,11 +62,12 @@ def train(
         return progress
     schedule = LearningRateSchedule.from_config(config.optimizer, config.batch)
     stop = StopRequest(config, topology, started)
-    window = Window(config, topology, peak_flops(topology.device))
+    window = Window(config, topology, peak_flops(topology.device), last)
     if datasets.train is None:
         raise TrainingError(f"--split {config.data.split} leaves nothing to train on")
+    _check_samples_left(config, progress, last, len(datasets.train))
     loader = _loader(trainer, datasets.train, progress.consumed_samples)
-    every = config.logging.log_interval
+    every, may_save = config.logging.log_interval, config.checkpoint.save is not None
     saved_at = -1
     while progress.iteration < last:
         rate = learning_rate(schedule, progress.consumed_samples)
@@ -75,21 +76,25 @@ def train(
         progress = progress.after_step(config.batch.global_batch_size)
         window.add(outcome, loader.wait_seconds)
         if progress.iteration % every == 0 or progress.iteration in (1, last):
-            metrics = window.close(progress, rate)
-            progress = replace(progress, skipped_iterations=progress.skipped_iterations + metrics.skipped)
-            reporter.step(metrics)
-        paused = time.perf_counter()
-        if _due(progress.iteration, config.evaluation.eval_interval) and progress.iteration < last:
-            progress = _validate(trainer, datasets, progress, reporter)
-        if _due(progress.iteration, config.checkpoint.save_interval) and config.checkpoint.save is not None:
-            reporter.say(save_progress(trainer, progress))
-            saved_at = progress.iteration
-        window.leave_out(time.perf_counter() - paused)
+            progress = window.settle(progress)
+            reporter.step(window.close(progress, rate))
+        validating = progress.iteration < last and _due(progress.iteration, config.evaluation.eval_interval)
+        saving = may_save and _due(progress.iteration, config.checkpoint.save_interval)
+        if validating or saving:
+            progress = window.settle(progress)  # also, so that the pause holds none of the steps' own time
+            paused = time.perf_counter()
+            if validating:
+                progress = _validate(trainer, datasets, progress, reporter)
+            if saving:
+                reporter.say(save_progress(trainer, progress))
+                saved_at = progress.iteration
+            window.leave_out(time.perf_counter() - paused)
         if reason := stop.asked(progress.iteration):
             reporter.say(f"stopping after iteration {progress.iteration}: {reason}")
             break
     loader.close()
-    if config.checkpoint.save is not None and saved_at != progress.iteration:
+    progress = window.settle(progress)
+    if may_save and saved_at != progress.iteration:
         reporter.say(save_progress(trainer, progress))
     return progress
 
@@ -133,6 +138,27 @@ def _due(iteration: int, interval: int | None) -> bool:
     return interval is not None and iteration % interval == 0
 
 
+def _last_iteration(config: Config, progress: Progress) -> int:
+    """The iteration at which the run is complete; one measured in samples may have changed its batch."""
+    if config.batch.train_samples is None:
+        return train_iterations(config)
+    left = max(0, config.batch.train_samples - progress.consumed_samples)
+    return progress.iteration + left // config.batch.global_batch_size
+
+
+def _check_samples_left(config: Config, progress: Progress, last: int, samples: int) -> None:
+    """A resumed run with a smaller global batch can have consumed more than its iterations now amount to."""
+    batch = config.batch.global_batch_size
+    needed = progress.consumed_samples + (last - progress.iteration) * batch
+    if needed > samples:
+        raise TrainingError(
+            f"{progress.iteration} iterations consumed {progress.consumed_samples} samples, and the other "
+            f"{last - progress.iteration} of {batch} need {needed} in all, but --train-iters {last} x "
+            f"--global-batch-size {batch} makes {samples}: the run to be resumed had a larger global batch. "
+            f"Give its length as --train-samples {needed}, or the old --global-batch-size, or --finetune"
+        )
+
+
 def _open_datasets(config: Config) -> Splits:
     tokenizer = build_tokenizer(config.data, config.model.vocab_size)
     counts = split_sample_counts(config)
@@ -158,14 +184,17 @@ def _evaluate(trainer: Trainer, dataset: Dataset, consumed_samples: int) -> floa
 
 
 def _validate(trainer: Trainer, datasets: Splits, progress: Progress, reporter: Reporter) -> Progress:
-    """Evaluate on the next validation samples; each evaluation reads others."""
+    """Evaluate on the next validation samples; each evaluation reads others while there are any."""
     config = trainer.config
     if datasets.valid is None or config.evaluation.eval_iters == 0:
         return progress
-    loss = _evaluate(trainer, datasets.valid, progress.consumed_valid_samples)
-    reporter.validation(progress.iteration, "valid_loss", f"iteration {progress.iteration}", loss)
     read = config.evaluation.eval_iters * config.batch.global_batch_size
-    return replace(progress, consumed_valid_samples=progress.consumed_valid_samples + read)
+    start = progress.consumed_valid_samples
+    if start + read > len(datasets.valid):  # resumed with evaluations that are larger, or were more frequent
+        start = 0
+    loss = _evaluate(trainer, datasets.valid, start)
+    reporter.validation(progress.iteration, "valid_loss", f"iteration {progress.iteration}", loss)
+    return replace(progress, consumed_valid_samples=start + read)
 
 
 def _final_evaluation(trainer: Trainer, datasets: Splits, progress: Progress, reporter: Reporter) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from dataclasses import asdict, dataclass, fields
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -71,7 +72,7 @@ class StepMetrics:
 
 def validation_lines(label: str, loss: float) -> str:
     """Megatron-LM's report of an evaluation, between dashed lines. The perplexity is cut at exp(20)."""
-    perplexity = math.exp(min(20.0, loss))
+    perplexity = math.exp(min(loss, 20.0))  # in this order NaN stays NaN
     text = f" validation loss at {label} | lm loss value: {loss:.6E} | lm loss PPL: {perplexity:.6E} | "
     rule = "-" * len(text)
     return f"{rule}\n{text}\n{rule}"
@@ -92,8 +93,12 @@ class Reporter:
 
     def __enter__(self) -> Reporter:
         if self.enabled and self.metrics_file is not None:
-            Path(self.metrics_file).parent.mkdir(parents=True, exist_ok=True)
-            self._file = open(self.metrics_file, "a", encoding="utf-8")
+            path = Path(self.metrics_file)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            torn = _ends_within_a_line(path)
+            self._file = path.open("a", encoding="utf-8")
+            if torn:
+                self._file.write("\n")
         if self.enabled and self.tensorboard_dir is not None:
             from torch.utils.tensorboard import SummaryWriter  # an optional dependency, slow to import
 
@@ -138,3 +143,12 @@ class Reporter:
         if self._file is not None:
             self._file.write(orjson.dumps(record).decode() + "\n")
             self._file.flush()
+
+
+def _ends_within_a_line(path: Path) -> bool:
+    """Whether a killed run left half a record, which must not swallow the next one."""
+    if not path.is_file() or not path.stat().st_size:
+        return False
+    with path.open("rb") as file:
+        file.seek(-1, os.SEEK_END)
+        return file.read() != b"\n"

@@ -5,7 +5,14 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from megalite.checkpoint import CheckpointNotFoundError, load, save
+from megalite.checkpoint import (
+    CheckpointError,
+    CheckpointNotFoundError,
+    latest_iteration,
+    load,
+    read_state,
+    save,
+)
 from megalite.config import Config, to_dict
 from megalite.training.errors import TrainingError
 from megalite.training.step import Trainer
@@ -26,16 +33,24 @@ class Progress:
 
 
 # Settings that decide which samples come next: another value at a resume means other data than an
-# uninterrupted run's.
-_DECIDES_SAMPLES = (
-    "seed",
-    "seq_length",
-    "split",
-    "data_path",
-    "train_data_path",
-    "mock_data",
-    "train_samples",
-    "train_iters",
+# uninterrupted run's. The order of a corpus also depends on how many samples the whole run wants.
+_DECIDES_SAMPLES = ("seed", "seq_length", "mock_data")
+_OF_A_CORPUS = ("split", "data_path", "train_data_path", "data_args_path", "samples_of_the_run")
+# Settings that decide which tensors a checkpoint has and of what shape.
+_DECIDES_TENSORS = (
+    "num_layers",
+    "hidden_size",
+    "num_attention_heads",
+    "num_query_groups",
+    "kv_channels",
+    "ffn_hidden_size",
+    "swiglu",
+    "add_bias_linear",
+    "add_qkv_bias",
+    "normalization",
+    "position_embedding_type",
+    "vocab_size",
+    "untie_embeddings_and_output_weights",
 )
 
 
@@ -59,7 +74,7 @@ def load_progress(trainer: Trainer) -> tuple[Progress, list[str]]:
 
     Returns where training goes on, and lines that say what was found. Without a checkpoint training starts
     anew, unless ``--exit-on-missing-checkpoint`` makes that a TrainingError. ``--finetune`` takes only the
-    weights.
+    weights; without the optimizer's state they are converted to this run's dtype.
     """
     config = trainer.config
     directory = config.checkpoint.load
@@ -71,16 +86,17 @@ def load_progress(trainer: Trainer) -> tuple[Progress, list[str]]:
             directory,
             trainer.blocks(with_optimizer),
             ignored_prefixes=() if with_optimizer else ("optimizer.",),
+            convert_dtype=not with_optimizer,
         )
     except CheckpointNotFoundError as error:
         if config.checkpoint.exit_on_missing_checkpoint:
             raise TrainingError(f"{error}, and --exit-on-missing-checkpoint is set") from error
         return Progress(), [f"{error}: starting from iteration 0"]
+    except CheckpointError as error:
+        if reasons := _misfits(directory, config, with_optimizer):
+            raise TrainingError("\n".join([f"{directory} does not fit this run:", *reasons])) from error
+        raise
     if with_optimizer:
-        if "optimizer" not in state:
-            raise TrainingError(
-                f"the checkpoint in {directory} has no optimizer state; --no-load-optim starts a fresh one"
-            )
         trainer.optimizer.load_scalars(state["optimizer"])
     else:
         trainer.optimizer.copy_weights_to_master()
@@ -90,7 +106,7 @@ def load_progress(trainer: Trainer) -> tuple[Progress, list[str]]:
         ]
     progress = Progress(**state["progress"])
     lines = [f"loaded checkpoint of iteration {progress.iteration} from {directory}"]
-    return progress, lines + _differences(state["config"], _as_saved(config))
+    return progress, lines + ([] if config.batch.skip_train else _differences(state["config"], config))
 
 
 def _as_saved(config: Config) -> dict[str, Any]:
@@ -100,11 +116,45 @@ def _as_saved(config: Config) -> dict[str, Any]:
     }
 
 
-def _differences(saved: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    """A warning for each setting by which the samples to come differ from those of the saved run."""
-    return [
-        f"warning: {name} was {saved[name]} when the checkpoint was saved and is {now[name]} now: "
-        "the samples still to come are not those that the saved run would have drawn"
-        for name in _DECIDES_SAMPLES
-        if name in saved and name in now and saved[name] != now[name]
+def _misfits(directory: str, config: Config, with_optimizer: bool) -> list[str]:
+    """Why the newest checkpoint cannot be loaded, by settings instead of by tensors; empty when it cannot be
+    told.
+    """
+    try:
+        found = latest_iteration(directory)
+        state = {} if found is None else read_state(directory, found)
+    except CheckpointError:
+        return []
+    if not state:
+        return []
+    saved, now = state["config"], _as_saved(config)
+    decisive = [*_DECIDES_TENSORS, *(["params_dtype"] if with_optimizer else [])]
+    reasons = [
+        f"{name} was {saved[name]} when it was saved and is {now[name]} now"
+        for name in decisive
+        if saved[name] != now[name]
     ]
+    if with_optimizer and saved["params_dtype"] != now["params_dtype"]:
+        reasons[-1] += "; --no-load-optim and --finetune convert the weights and start with a fresh optimizer"
+    if with_optimizer and "optimizer" not in state:
+        reasons.append("it has no optimizer state (--no-save-optim); --no-load-optim starts with a fresh one")
+    return reasons
+
+
+def _differences(saved: dict[str, Any], config: Config) -> list[str]:
+    """A warning for each setting by which the samples to come differ from those of the saved run."""
+    before, now = _with_length(saved), _with_length(_as_saved(config))
+    mocked = before["mock_data"] and now["mock_data"]
+    names = _DECIDES_SAMPLES if mocked else (*_DECIDES_SAMPLES, *_OF_A_CORPUS)
+    return [
+        f"warning: {name} was {before[name]} when the checkpoint was saved and is {now[name]} now: "
+        "the samples still to come are not those that the saved run would have drawn"
+        for name in names
+        if before[name] != now[name]
+    ]
+
+
+def _with_length(settings: dict[str, Any]) -> dict[str, Any]:
+    """``settings`` and, in samples, how long a run they describe."""
+    by_iterations = (settings["train_iters"] or 0) * settings["global_batch_size"]
+    return {**settings, "samples_of_the_run": settings["train_samples"] or by_iterations}

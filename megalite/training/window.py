@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass, replace
 
 import torch
 
 from megalite.accelerator import peak_memory_bytes, synchronize
-from megalite.config import Config, train_iterations
+from megalite.config import Config
 from megalite.parallel.mappings import all_reduce
 from megalite.parallel.topology import Topology
 from megalite.training.errors import TrainingError
@@ -20,14 +21,28 @@ from megalite.training.step import StepOutcome
 MOST_SKIPS_AT_LOWEST_SCALE = 20
 
 
-class Window:
-    """Collects step outcomes; :meth:`close` turns them into metrics and starts the next window."""
+@dataclass(frozen=True)
+class _Step:
+    """Figures of one step, on the host."""
 
-    def __init__(self, config: Config, topology: Topology, peak_flops: float | None):
+    loss: float
+    grad_norm: float
+    skipped: bool
+    loss_scale: float
+
+
+class Window:
+    """Collects step outcomes; :meth:`settle` reads and judges them, :meth:`close` turns them into metrics and
+    starts the next window.
+    """
+
+    def __init__(self, config: Config, topology: Topology, peak_flops: float | None, last_iteration: int):
         self.config, self.topology, self.peak_flops = config, topology, peak_flops
+        self.last_iteration = last_iteration
         model, parallel = config.model, config.parallel
         self._flops_per_token = flops_per_token(model, parallel.tensor_model_parallel_size)
-        self._outcomes: list[StepOutcome] = []
+        self._outcomes: list[StepOutcome] = []  # not settled yet
+        self._steps: list[_Step] = []
         self._data_wait = 0.0
         self._started = time.perf_counter()
 
@@ -40,50 +55,63 @@ class Window:
         """Do not count ``seconds`` that were spent on something other than training steps."""
         self._started += seconds
 
-    def close(self, progress: Progress, learning_rate: float) -> StepMetrics:
-        """Metrics of the steps noted since the last call. A collective over dp, and the one place that waits
-        for the device.
+    def settle(self, progress: Progress) -> Progress:
+        """Wait for the steps noted so far and judge them; returns ``progress`` with the skipped ones counted.
 
-        Raises TrainingError on every rank when a gradient was not finite (unless
-        --no-check-for-nan-in-loss-and-grad), or when the fp16 loss scale cannot fall further.
+        To be called before anything is done with their result: reporting, evaluating, saving, leaving. A
+        collective over dp and pp, and the one place that waits for the device. Raises TrainingError on every
+        rank when a gradient was not finite (unless --no-check-for-nan-in-loss-and-grad), or when the fp16
+        loss scale cannot fall further.
         """
         synchronize(self.topology.device)
-        seconds = time.perf_counter() - self._started
         outcomes, self._outcomes = self._outcomes, []
-        count = len(outcomes)
-        parts = torch.stack([outcome.loss for outcome in outcomes]).double()
-        losses = all_reduce(all_reduce(parts, self.topology.dp), self.topology.pp).tolist()
-        norms = [float(outcome.grad_norm) for outcome in outcomes]
-        skipped = [bool(outcome.skipped) for outcome in outcomes]
-        self._check(progress.iteration - count, norms, skipped, int(outcomes[-1].stuck))
+        if not outcomes:
+            return progress
+        losses = torch.stack([outcome.loss for outcome in outcomes]).double()
+        losses = all_reduce(all_reduce(losses, self.topology.dp), self.topology.pp)
+        steps = [
+            _Step(loss, float(outcome.grad_norm), bool(outcome.skipped), float(outcome.loss_scale))
+            for loss, outcome in zip(losses.tolist(), outcomes, strict=True)
+        ]
+        self._check(progress.iteration - len(steps), steps, int(outcomes[-1].stuck))
+        self._steps += steps
+        skipped = sum(step.skipped for step in steps)
+        return replace(progress, skipped_iterations=progress.skipped_iterations + skipped)
+
+    def close(self, progress: Progress, learning_rate: float) -> StepMetrics:
+        """Metrics of the settled steps since the last call."""
+        seconds = time.perf_counter() - self._started
+        steps, self._steps = self._steps, []
+        count, last = len(steps), steps[-1]
+        skipped = sum(step.skipped for step in steps)
         dynamic_scale = self.config.precision.params_dtype == "float16"
-        trained = [loss for loss, skip in zip(losses, skipped, strict=True) if not skip]
+        trained = [step.loss for step in steps if not step.skipped]
         batch = self.config.batch.global_batch_size
         tokens = batch * self.config.model.seq_length * count / seconds / self.topology.world_size
         flops = tokens * self._flops_per_token
         metrics = StepMetrics(
             iteration=progress.iteration,
-            train_iters=train_iterations(self.config),
+            train_iters=self.last_iteration,
             consumed_samples=progress.consumed_samples,
             global_batch_size=batch,
-            lm_loss=sum(trained) / len(trained) if trained else losses[-1],
-            grad_norm=norms[-1],
+            lm_loss=sum(trained) / len(trained) if trained else last.loss,
+            grad_norm=last.grad_norm,
             learning_rate=learning_rate,
-            loss_scale=float(outcomes[-1].loss_scale),
+            loss_scale=last.loss_scale,
             elapsed_ms=1e3 * seconds / count,
             data_wait_ms=1e3 * self._data_wait / count,
             tokens_per_second_per_gpu=tokens,
             tflops_per_gpu=flops / 1e12,
             mfu=None if self.peak_flops is None else flops / self.peak_flops,
             memory_bytes=peak_memory_bytes(self.topology.device),
-            skipped=sum(skipped),
-            nan=0 if dynamic_scale else sum(skipped),
+            skipped=skipped,
+            nan=0 if dynamic_scale else skipped,
         )
         self._data_wait = 0.0
         self._started = time.perf_counter()
         return metrics
 
-    def _check(self, before: int, norms: list[float], skipped: list[bool], stuck: int) -> None:
+    def _check(self, before: int, steps: list[_Step], stuck: int) -> None:
         """Stop a run that cannot go on. Every rank has the same numbers, so every rank stops."""
         if self.config.precision.params_dtype == "float16":
             if stuck >= MOST_SKIPS_AT_LOWEST_SCALE:
@@ -92,10 +120,10 @@ class Window:
                     "training makes no progress. A lower --lr, "
                     "a longer warm-up, --bf16 or a smaller --min-loss-scale may help."
                 )
-        elif self.config.run.check_for_nan_in_loss_and_grad and any(skipped):
-            first = skipped.index(True)
+        elif self.config.run.check_for_nan_in_loss_and_grad and any(step.skipped for step in steps):
+            first = next(index for index, step in enumerate(steps) if step.skipped)
             raise TrainingError(
-                f"iteration {before + first + 1}: the gradient norm is {norms[first]}; "
+                f"iteration {before + first + 1}: the gradient norm is {steps[first].grad_norm}; "
                 f"no update was made with it. "
                 f"First suspects: the learning rate (--lr {self.config.optimizer.lr:g}) and its warm-up. "
                 "--no-check-for-nan-in-loss-and-grad skips such steps and goes on."

@@ -104,3 +104,15 @@ def test_nothing_is_printed_by_other_ranks(capsys: pytest.CaptureFixture[str]) -
         reporter.step(METRICS)
         reporter.say("hello")
     assert capsys.readouterr().out == ""
+
+
+def test_a_record_cut_off_by_a_kill_does_not_swallow_the_next(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"iteration":1}\n{"iterat')
+    with Reporter(str(path), None, enabled=True) as reporter:
+        reporter.validation(2, "valid_loss", "iteration 2", 5.5)
+    assert json.loads(path.read_text().splitlines()[-1]) == {"iteration": 2, "valid_loss": 5.5}
+
+
+def test_the_perplexity_of_nan_is_nan() -> None:
+    assert "lm loss PPL: NAN" in validation_lines("iteration 5", float("nan"))

@@ -1,0 +1,120 @@
+"""The run's bookkeeping: what is checked before it saves or stops, and resuming under other settings."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from megalite.config import parse
+from megalite.parallel.topology import build_topology
+from megalite.training.errors import TrainingError
+from megalite.training.loop import run
+
+MODEL = (
+    "--num-layers 1 --hidden-size 16 --num-attention-heads 2 --ffn-hidden-size 32 --seq-length 8 "
+    "--max-position-embeddings 8 --micro-batch-size 2 --mock-data --tokenizer-type NullTokenizer "
+    "--vocab-size 31 --lr 1e-2 --log-interval 1 --eval-iters 0"
+)
+
+
+def train(*flags: str, batch: int = 4) -> None:
+    argv = [*MODEL.split(), "--global-batch-size", str(batch), *" ".join(flags).split()]
+    run(parse(argv, 1), build_topology(1, 1, torch.device("cpu")))
+
+
+def progress_of(folder: Path, iteration: int) -> dict[str, Any]:
+    state: dict[str, Any] = json.loads((folder / f"iter_{iteration:07d}" / "state.json").read_text())
+    return state["progress"]
+
+
+@pytest.mark.parametrize(
+    "last_words", ["--save-interval 4", "--exit-interval 4", "--eval-interval 4 --eval-iters 1"]
+)
+def test_a_gradient_that_is_not_finite_is_told_before_saving_and_stopping(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], last_words: str
+) -> None:
+    """Also between two log lines, when nothing else reads the steps' results."""
+    with pytest.raises(TrainingError, match="iteration 2: the gradient norm is"):
+        train("--lr 1e38 --train-iters 100 --log-interval 50 --save", str(tmp_path), last_words)
+    assert not list(tmp_path.iterdir())
+    assert "validation loss" not in capsys.readouterr().out
+
+
+def test_skipped_steps_are_counted_in_every_checkpoint(tmp_path: Path) -> None:
+    train("--lr 1e38 --train-iters 8 --log-interval 5 --save-interval 3 --save", str(tmp_path),
+          "--no-check-for-nan-in-loss-and-grad")  # fmt: skip
+    assert [progress_of(tmp_path, n)["skipped_iterations"] for n in (3, 6, 8)] == [2, 5, 7]
+
+
+def test_skipped_steps_between_log_lines_are_told_by_the_next(tmp_path: Path) -> None:
+    metrics, folder = tmp_path / "metrics.jsonl", tmp_path / "checkpoints"
+    train("--lr 1e38 --train-iters 8 --log-interval 4 --save-interval 3 --no-check-for-nan-in-loss-and-grad",
+          "--save", str(folder), "--metrics-file", str(metrics))  # fmt: skip
+    records = [json.loads(line) for line in metrics.read_text().splitlines()]
+    assert [(record["iteration"], record["skipped"]) for record in records] == [(1, 0), (4, 3), (8, 4)]
+
+
+def test_a_run_measured_in_samples_ends_there_whatever_the_batch(tmp_path: Path) -> None:
+    folder = str(tmp_path)
+    train("--train-samples 32 --exit-interval 2 --save", folder, batch=8)
+    for batch, iteration in ((16, 3), (4, 6)):
+        (tmp_path / "latest_checkpointed_iteration.txt").write_text("2\n")
+        train("--train-samples 32 --load", folder, "--save", folder, batch=batch)
+        assert progress_of(tmp_path, iteration) == {
+            "iteration": iteration,
+            "consumed_samples": 32,
+            "consumed_valid_samples": 0,
+            "skipped_iterations": 0,
+        }
+
+
+def test_more_consumed_than_the_iterations_amount_to_is_told_before_training(tmp_path: Path) -> None:
+    train("--train-iters 4 --exit-interval 2 --save", str(tmp_path), batch=8)
+    with pytest.raises(TrainingError, match="Give its length as --train-samples 24"):
+        train("--train-iters 4 --load", str(tmp_path), batch=4)
+
+
+def test_rarer_evaluations_after_a_resume_start_over_with_the_validation_data(tmp_path: Path) -> None:
+    train("--train-iters 6 --eval-iters 1 --eval-interval 1 --exit-interval 4 --save", str(tmp_path))
+    assert progress_of(tmp_path, 4)["consumed_valid_samples"] == 4 * 4
+    train("--train-iters 6 --eval-iters 1 --eval-interval 5 --load", str(tmp_path), "--save", str(tmp_path))
+    assert progress_of(tmp_path, 6)["consumed_valid_samples"] == 4
+
+
+def test_a_checkpoint_without_optimizer_says_how_to_go_on(tmp_path: Path) -> None:
+    train("--train-iters 1 --no-save-optim --save", str(tmp_path))
+    with pytest.raises(TrainingError, match=r"no optimizer state .*--no-load-optim"):
+        train("--train-iters 2 --load", str(tmp_path))
+    train("--train-iters 2 --no-load-optim --load", str(tmp_path))
+
+
+def test_a_checkpoint_of_another_model_is_told_by_its_settings(tmp_path: Path) -> None:
+    train("--train-iters 1 --save", str(tmp_path))
+    with pytest.raises(TrainingError) as caught:
+        train("--train-iters 2 --num-layers 2 --vocab-size 33 --load", str(tmp_path))
+    assert str(caught.value).splitlines()[1:] == [
+        "num_layers was 1 when it was saved and is 2 now",
+        "vocab_size was 31 when it was saved and is 33 now",
+    ]
+
+
+@pytest.mark.parametrize("fresh", ["--finetune", "--no-load-optim"])
+def test_weights_alone_are_converted_to_the_dtype_of_the_run(tmp_path: Path, fresh: str) -> None:
+    train("--train-iters 1 --save", str(tmp_path))
+    train("--train-iters 2 --bf16 --load", str(tmp_path), fresh)
+    with pytest.raises(TrainingError, match="params_dtype was float32 when it was saved and is bfloat16 now"):
+        train("--train-iters 2 --bf16 --load", str(tmp_path))
+
+
+def test_longer_mock_runs_draw_the_samples_they_would_have_drawn(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train("--train-iters 1 --save", str(tmp_path))
+    train("--train-iters 2 --load", str(tmp_path))
+    assert "warning" not in capsys.readouterr().out
+    train("--train-iters 2 --seed 7 --load", str(tmp_path))
+    assert "warning: seed was 1234 when the checkpoint was saved and is 7 now" in capsys.readouterr().out
