@@ -53,7 +53,15 @@ def adamw(
     target = weights if master is None else master
     named = {"grads": grads, "exp_avg": exp_avg, "exp_avg_sq": exp_avg_sq}
     _check(weights, master, named, scalars, decay_ranges)
-    if backend_for(weights, backend) == "cpu":
+    chosen = backend_for(weights, backend)
+    if chosen == "triton":
+        from megalite.kernels import flat_triton
+
+        copy = None if master is None else weights
+        hyper = (beta1, beta2, eps, weight_decay, decay_ranges)
+        flat_triton.adamw(target, copy, grads, exp_avg, exp_avg_sq, scalars, *hyper)
+        return
+    if chosen == "cpu":
         _C.adamw(
             flat_memory(target),
             None if master is None else flat_memory(weights),
@@ -114,8 +122,10 @@ def _pieces(length: int, decay_ranges: Sequence[Range]) -> Iterator[tuple[int, i
 
 
 def backend_for(tensor: Tensor, requested: str | None) -> str:
-    """The backend `requested`, else C++ for memory of the host and torch for any other."""
-    return choose(tensor, requested or ("cpu" if tensor.device.type == "cpu" else "torch"))
+    """The backend `requested`, else C++ for memory of the host in any dtype, and the usual choice
+    elsewhere.
+    """
+    return choose(tensor, requested or ("cpu" if tensor.device.type == "cpu" else None))
 
 
 def flat_memory(tensor: Tensor) -> tuple[int, int, str]:

@@ -30,7 +30,12 @@ def squared_norm(values: Tensor, ranges: Sequence[Range], backend: str | None = 
             "float32 or float64"
         )
     check_ranges("squared_norm: ranges", ranges, values.numel())
-    if backend_for(values, backend) == "cpu":
+    chosen = backend_for(values, backend)
+    if chosen == "triton":
+        from megalite.kernels import flat_triton
+
+        return flat_triton.squared_norm(values, ranges)
+    if chosen == "cpu":
         total = _C.squared_norm(flat_memory(values), list(ranges), threads=torch.get_num_threads())
         return torch.tensor(total, dtype=torch.float64)
     return squared_norm_reference(values, ranges)

@@ -1,0 +1,122 @@
+"""Triton kernels over flat buffers: AdamW and the squared norm, one launch a bucket.
+
+AdamW moves 30 bytes a parameter with bf16 weights beside an fp32 master: gradient 4, master, m and v 8 each,
+weight 2.
+"""
+# mypy: allow-untyped-defs, allow-incomplete-defs
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from megalite.kernels import launch
+from megalite.kernels.launch import warn_unaligned
+
+Range = tuple[int, int]
+ADAMW_BLOCK = 2048
+ADAMW_WARPS = 8
+NORM_BLOCK = 4096
+NORM_WARPS = 8
+
+
+@triton.jit
+def _inside(place, BORDERS, FIRST, BLOCK: tl.constexpr):
+    """Which places of this tile lie in a range: at each border (start, stop, start, ...) the answer turns
+    over.
+
+    FIRST[t] counts the borders at or before the start of tile t, so a tile looks at its own few borders
+    alone.
+    """
+    tile = tl.program_id(0)
+    first = tl.load(FIRST + tile)
+    last = tl.load(FIRST + tile + 1)
+    passed = tl.zeros((BLOCK,), tl.int32) + first
+    for index in range(first, last):
+        passed += (place >= tl.load(BORDERS + index)).to(tl.int32)
+    return passed % 2 == 1
+
+
+@triton.jit
+def adamw_kernel(
+    MASTER, WEIGHTS, GRADS, EXP_AVG, EXP_AVG_SQ, SCALARS, BORDERS, FIRST, n,
+    beta1, one_minus_beta1, beta2, one_minus_beta2, eps, weight_decay, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """One step on BLOCK elements; nothing happens where the fifth scalar is set. WEIGHTS is None if they
+    are the master.
+    """
+    if tl.load(SCALARS + 4) == 0.0:
+        lr = tl.load(SCALARS)
+        place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+        mask = place < n
+        decay = tl.where(_inside(place, BORDERS, FIRST, BLOCK), tl.cast(weight_decay, tl.float32), 0.0)
+        grad = tl.load(GRADS + place, mask=mask, other=0.0).to(tl.float32) * tl.load(SCALARS + 1)
+        m = tl.load(EXP_AVG + place, mask=mask, other=0.0).to(tl.float32)
+        v = tl.load(EXP_AVG_SQ + place, mask=mask, other=0.0).to(tl.float32)
+        w = tl.load(MASTER + place, mask=mask, other=0.0).to(tl.float32)
+        m = m * tl.cast(beta1, tl.float32) + grad * tl.cast(one_minus_beta1, tl.float32)
+        v = v * tl.cast(beta2, tl.float32) + grad * grad * tl.cast(one_minus_beta2, tl.float32)
+        size = tl.sqrt(v * tl.load(SCALARS + 3)) + tl.cast(eps, tl.float32)
+        w -= (m * tl.load(SCALARS + 2) / size + w * decay) * lr
+        tl.store(EXP_AVG + place, m.to(EXP_AVG.dtype.element_ty), mask=mask)
+        tl.store(EXP_AVG_SQ + place, v.to(EXP_AVG_SQ.dtype.element_ty), mask=mask)
+        tl.store(MASTER + place, w, mask=mask)
+        if WEIGHTS is not None:
+            tl.store(WEIGHTS + place, w.to(WEIGHTS.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def squared_norm_kernel(VALUES, PARTIAL, BORDERS, FIRST, n, BLOCK: tl.constexpr):
+    """The sum of squares of BLOCK elements within the ranges, in fp64 so that no fp32 number overflows."""
+    tile = tl.program_id(0)
+    place = tile.to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    x = tl.load(VALUES + place, mask=place < n, other=0.0).to(tl.float64)
+    squares = tl.where(_inside(place, BORDERS, FIRST, BLOCK), x * x, 0.0)
+    tl.store(PARTIAL + tile, tl.sum(squares, 0))
+
+
+@functools.lru_cache(maxsize=256)
+def _tables(ranges: tuple[Range, ...], n: int, block: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Borders of the ranges, and for each tile's start (and the end) how many borders lie at or before it."""
+    borders = torch.tensor([place for pair in ranges for place in pair] or [n], dtype=torch.int64)
+    starts = torch.arange(-(-n // block) + 1, dtype=torch.int64) * block
+    first = torch.searchsorted(borders, starts, right=True)
+    return borders.to(device), first.to(torch.int32).to(device)
+
+
+def adamw(
+    master: Tensor, weights: Tensor | None, grads: Tensor, exp_avg: Tensor, exp_avg_sq: Tensor,
+    scalars: Tensor, beta1: float, beta2: float, eps: float, weight_decay: float,
+    decay_ranges: Sequence[Range],
+) -> None:  # fmt: skip
+    """One AdamW step in place; see `megalite.kernels.adamw.adamw`. `weights` receive the rounded master
+    if given.
+    """
+    n = master.numel()
+    warn_unaligned("the flat buffer of adamw", n, 2)
+    borders, first = _tables(tuple(decay_ranges), n, ADAMW_BLOCK, master.device)
+    arguments = {
+        "MASTER": master, "WEIGHTS": weights, "GRADS": grads, "EXP_AVG": exp_avg, "EXP_AVG_SQ": exp_avg_sq,
+        "SCALARS": scalars, "BORDERS": borders, "FIRST": first, "n": n, "beta1": beta1,
+        "one_minus_beta1": 1.0 - beta1, "beta2": beta2, "one_minus_beta2": 1.0 - beta2, "eps": eps,
+        "weight_decay": weight_decay, "BLOCK": ADAMW_BLOCK,
+    }  # fmt: skip
+    launch.run(adamw_kernel, (-(-n // ADAMW_BLOCK),), arguments, master.device, num_warps=ADAMW_WARPS)
+
+
+def squared_norm(values: Tensor, ranges: Sequence[Range]) -> Tensor:
+    """fp64 scalar; see `megalite.kernels.squared_norm.squared_norm`. Tiles are added in one fixed order."""
+    n = values.numel()
+    tiles = -(-n // NORM_BLOCK)
+    borders, first = _tables(tuple(ranges), n, NORM_BLOCK, values.device)
+    partial = torch.empty(tiles, dtype=torch.float64, device=values.device)
+    arguments = {
+        "VALUES": values, "PARTIAL": partial, "BORDERS": borders, "FIRST": first, "n": n, "BLOCK": NORM_BLOCK,
+    }  # fmt: skip
+    launch.run(squared_norm_kernel, (tiles,), arguments, values.device, num_warps=NORM_WARPS)
+    return partial.sum()
