@@ -109,6 +109,7 @@ def _write(
                 arrays.append(np.empty(spec.shape, dtype=spec.dtype))
             else:
                 arrays.append(np.lib.format.open_memmap(path, mode="w+", dtype=spec.dtype, shape=spec.shape))
+                _reserve(path)
         build(arrays)
         for array in arrays:
             if isinstance(array, np.memmap):
@@ -123,6 +124,14 @@ def _write(
             temporary.rename(entry)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _reserve(path: Path) -> None:
+    """Take the file's blocks now: on a full disk this is an OSError, where a write into the mapping would
+    be a SIGBUS.
+    """
+    with path.open("r+b") as file:
+        os.posix_fallocate(file.fileno(), 0, os.fstat(file.fileno()).st_size)
 
 
 @contextlib.contextmanager

@@ -129,17 +129,15 @@ def preprocess(
         for key, written in zip(plan.json_keys, start.written, strict=True)
     ):
         start = Checkpoint.nothing(len(plan.json_keys))
-    writers = [
-        DatasetWriter(plan.prefix(key), dtype, resume)
-        for key, resume in zip(plan.json_keys, start.written, strict=True)
-    ]
-    progress = Progress(tokens=sum(writer.state.tokens for writer in writers))
+    progress = Progress()
     encode = partial(_encode, tokenizer=tokenizer, eod=eod, skip_errors=plan.skip_errors)
     last_checkpoint = time.monotonic()
-    with (
-        SkippedList(plan.stem, start.skipped) as skipped,
-        ThreadPoolExecutor(plan.workers + 1) as pool,
-    ):
+    with SkippedList(plan.stem, start.skipped) as skipped, ThreadPoolExecutor(plan.workers + 1) as pool:
+        writers = [
+            DatasetWriter(plan.prefix(key), dtype, resume)
+            for key, resume in zip(plan.json_keys, start.written, strict=True)
+        ]
+        progress.tokens = sum(writer.state.tokens for writer in writers)
         for batch, encodings in _encode_in_order(_read_batches(plan, start.place), encode, pool):
             for writer, encoded in zip(writers, encodings, strict=True):
                 writer.add(encoded.tokens, encoded.lengths, encoded.sequences)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 from collections.abc import Iterable
 from pathlib import Path
@@ -9,6 +10,8 @@ from types import TracebackType
 from typing import NamedTuple
 
 import orjson
+
+from .errors import DataError
 
 
 class Skip(NamedTuple):
@@ -20,14 +23,25 @@ class Skip(NamedTuple):
 
 
 class SkippedList:
-    """Written under a temporary name; it gets its own only if anything was skipped."""
+    """Written under a temporary name; it gets its own only if anything was skipped.
+
+    Its lock keeps a second run from writing the same output.
+    """
 
     def __init__(self, output_prefix: str, resume: tuple[int, int]) -> None:
         """``resume``: (count, bytes) of an interrupted run's list to keep."""
         self.path = Path(f"{output_prefix}.skipped.jsonl")
         self._partial = self.path.with_name(f"{self.path.name}.partial")
         self.count, size = resume
+        self._partial.parent.mkdir(parents=True, exist_ok=True)
         self._file = self._partial.open("ab")
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            self._file.close()
+            raise DataError(f"{output_prefix}: another run is writing this output") from None
+        except OSError:  # a file system without locks
+            pass
         self._file.truncate(size)
         self._file.seek(size)
 

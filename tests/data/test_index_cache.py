@@ -103,3 +103,12 @@ def test_without_locks_each_builds_for_itself(tmp_path: Path, monkeypatch: pytes
     assert _build_slowly(str(tmp_path / "cache"), str(tmp_path / "log")) == 10
     assert _build_slowly(str(tmp_path / "cache"), str(tmp_path / "log")) == 10
     assert len((tmp_path / "log").read_text().splitlines()) == 1
+
+
+def test_full_disk_falls_back_to_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(index_cache.os, "posix_fallocate", full)
+    assert _build_slowly(str(tmp_path / "cache"), str(tmp_path / "log")) == 10
+    assert entries(tmp_path / "cache") == []

@@ -269,3 +269,15 @@ def test_other_inputs_or_flags_do_not_continue(tmp_path: Path, monkeypatch: pyte
         preprocess(PreprocessPlan(find_inputs([path]), str(tmp_path / "out")), numbers(), killed_after(3))
     jsonl(tmp_path / "in.jsonl", [{"text": "2 3"}] * 20)
     assert documents_of(run(tmp_path, [path], append_eod=True)) == [[[2, 3, EOD]]] * 20
+
+
+def test_two_runs_do_not_write_one_output(tmp_path: Path) -> None:
+    path = jsonl(tmp_path / "in.jsonl", [{"text": "1"}] * 5)
+    plan = PreprocessPlan(find_inputs([path]), str(tmp_path / "out"))
+
+    def second_run(_: module.Progress) -> None:
+        with pytest.raises(DataError, match="out: another run is writing this output"):
+            preprocess(plan, numbers())
+
+    preprocess(plan, numbers(), second_run)
+    assert documents_of(str(tmp_path / "out_text_document")) == [[[1]]] * 5

@@ -1,0 +1,23 @@
+#!/usr/bin/env bash
+# Tokenises a corpus on many machines: each task of the array does a share of as many bytes, then one merges them.
+#   sbatch --array=0-63 examples/data/preprocess_slurm.sh "corpus/*.jsonl" data/corpus tokenizer.json
+#   sbatch --dependency=afterok:JOB examples/data/preprocess_slurm.sh merge data/corpus text
+# A task that was killed continues when it is requeued. The merged bytes are those of one run over everything.
+#SBATCH --ntasks=1
+#SBATCH --cpus-per-task=16
+#SBATCH --requeue
+set -euo pipefail
+
+tools=${SLURM_SUBMIT_DIR:-.}/tools # sbatch runs a copy of this script, so the checkout is where it was submitted
+python=${PYTHON:-python3}
+
+if [[ $1 == merge ]]; then
+    prefix=$2 key=${3:-text}
+    shopt -s nullglob
+    parts=("$prefix"_part*_"$key"_document.idx)
+    exec "$python" "$tools/merge_datasets.py" --input "${parts[@]%.idx}" --output-prefix "${prefix}_${key}_document"
+fi
+
+exec "$python" "$tools/preprocess_data.py" --input "$1" --output-prefix "$2" --append-eod \
+    --tokenizer-type HuggingFaceTokenizer --tokenizer-model "$3" \
+    --workers "${SLURM_CPUS_PER_TASK:-$(nproc)}" --partitions "$SLURM_ARRAY_TASK_COUNT"
