@@ -22,6 +22,7 @@ from megalite.parallel.topology import Topology
 from megalite.training.errors import TrainingError, on_every_rank
 from megalite.training.metrics import Reporter
 from megalite.training.progress import Progress, load_progress, save_progress
+from megalite.training.save_folder import only_writer
 from megalite.training.step import Trainer
 from megalite.training.window import Window
 
@@ -33,7 +34,11 @@ def run(config: Config, topology: Topology) -> None:
     """
     started = time.monotonic()
     reporting = topology.rank == topology.world_size - 1  # the last rank: it has the loss
-    with Reporter(config.logging.metrics_file, config.logging.tensorboard_dir, reporting) as reporter:
+    save = None if config.batch.skip_train else config.checkpoint.save
+    with (
+        only_writer(save, topology.rank == 0),
+        Reporter(config.logging.metrics_file, config.logging.tensorboard_dir, reporting) as reporter,
+    ):
         datasets = on_every_rank(lambda: _open_datasets(config), DataError)
         trainer = Trainer(config, topology)
         progress, lines = load_progress(trainer)
@@ -43,10 +48,8 @@ def run(config: Config, topology: Topology) -> None:
             progress = train(trainer, datasets, progress, reporter, started)
         if config.batch.skip_train or progress.iteration >= _last_iteration(config, progress):
             _final_evaluation(trainer, datasets, progress, reporter)
-        if config.checkpoint.save is not None and not config.batch.skip_train:
-            reporter.say(
-                f"to resume or extend this run, give the same command with --load {config.checkpoint.save}"
-            )
+        if save is not None:
+            reporter.say(f"to resume or extend this run, give the same command with --load {save}")
 
 
 def train(

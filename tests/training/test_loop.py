@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -118,3 +120,18 @@ def test_longer_mock_runs_draw_the_samples_they_would_have_drawn(
     assert "warning" not in capsys.readouterr().out
     train("--train-iters 2 --seed 7 --load", str(tmp_path))
     assert "warning: seed was 1234 when the checkpoint was saved and is 7 now" in capsys.readouterr().out
+
+
+def test_two_runs_do_not_save_to_one_folder(tmp_path: Path) -> None:
+    folder = tmp_path / "new"
+    train("--train-iters 1 --save", str(folder))
+    other = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        with pytest.raises(TrainingError, match="another run is saving there"):
+            train("--train-iters 2 --save", str(folder))
+        train("--train-iters 2 --load", str(folder))
+    finally:
+        os.close(other)
+    train("--train-iters 2 --save", str(folder))
+    assert progress_of(folder, 2)["iteration"] == 2

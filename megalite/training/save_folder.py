@@ -1,0 +1,43 @@
+"""The folder that a run saves to belongs to it alone while it lasts."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+from megalite.training.errors import TrainingError, on_every_rank
+
+
+@contextmanager
+def only_writer(directory: str | None, first_rank: bool) -> Iterator[None]:
+    """Hold ``directory``, made if need be, against other runs; the kernel frees it when this one dies. A
+    collective; None holds nothing.
+
+    Two writers would remove each other's unfinished checkpoints and mix the finished ones. Raises
+    TrainingError on every rank. Where the file system has no locks nothing is held.
+    """
+    with ExitStack() as held:
+        on_every_rank(lambda: _hold(directory, held) if first_rank else None, TrainingError)
+        yield
+
+
+def _hold(directory: str | None, held: ExitStack) -> None:
+    if directory is None:
+        return
+    try:
+        Path(directory).mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(directory, os.O_RDONLY)
+    except OSError as error:
+        raise TrainingError(f"--save {directory}: {error.strerror}") from error
+    held.callback(os.close, descriptor)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise TrainingError(
+            f"--save {directory}: another run is saving there; wait for its end, or give another folder"
+        ) from None
+    except OSError:  # a file system without locks
+        return
