@@ -2,16 +2,34 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import nn
 
 from megalite.config import ModelConfig
 from megalite.kernels import rope
+from megalite.kernels.dropout import site_key
 from megalite.model.core_attention import Documents, causal_attention
+from megalite.model.dropout import attention_with_dropout, dropout_site
 from megalite.parallel.linear import column_linear, row_linear
 from megalite.parallel.params import ParameterFactory
 
 Rotation = tuple[torch.Tensor, torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Sequences:
+    """What the blocks know of a micro-batch beside its hidden states.
+
+    ``samples``: int64 (batch,), the number of each sample in the whole run. ``rotation``: cos and sin of each
+    position, (seq, batch, rotary_dim / 2). ``documents``: where documents lie, if attention stays inside
+    them.
+    """
+
+    samples: torch.Tensor
+    rotation: Rotation | None = None
+    documents: Documents | None = None
 
 
 class Attention(nn.Module):
@@ -21,7 +39,7 @@ class Attention(nn.Module):
     head_dim, hidden)``.
     """
 
-    def __init__(self, config: ModelConfig, make: ParameterFactory, output_std: float):
+    def __init__(self, config: ModelConfig, make: ParameterFactory, output_std: float, layer: int):
         super().__init__()
         self.axis, self.sequence_parallel = make.topology.tp, make.sequence_parallel
         self.head_dim = config.kv_channels
@@ -37,18 +55,29 @@ class Attention(nn.Module):
         self.proj_bias = (
             proj.replicated("bias", (config.hidden_size,), decay=False) if config.add_bias_linear else None
         )
+        self.heads = config.num_attention_heads
+        self.first_head = self.axis.rank * self.heads // self.axis.size
+        self.dropout, self.dropout_key = config.attention_dropout, site_key(make.seed, dropout_site(layer, 0))
 
-    def forward(
-        self, x: torch.Tensor, rotation: Rotation | None, documents: Documents | None
-    ) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, sequences: Sequences) -> torch.Tensor:
         """x: (seq, batch, hidden), a sequence shard with sequence parallelism; the same shape out."""
         qkv = column_linear(x, self.qkv_weight, self.qkv_bias, self.axis, self.sequence_parallel)
         # (seq, batch, groups / tp, queries + 2, head_dim)
         qkv = qkv.unflatten(-1, (-1, self.queries + 2, self.head_dim))
         q, k, v = qkv[..., :-2, :], qkv[..., -2:-1, :], qkv[..., -1:, :]
-        if rotation is not None:
-            q, k = rope(q, k, *rotation, interleaved=self.interleaved)
-        context = causal_attention(q.flatten(2, 3), k.flatten(2, 3), v.flatten(2, 3), documents)
+        if sequences.rotation is not None:
+            q, k = rope(q, k, *sequences.rotation, interleaved=self.interleaved)
+        context = self._attend(q.flatten(2, 3), k.flatten(2, 3), v.flatten(2, 3), sequences)
         return row_linear(
             context.flatten(2), self.proj_weight, self.proj_bias, self.axis, self.sequence_parallel
         )
+
+    def _attend(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, sequences: Sequences
+    ) -> torch.Tensor:
+        """q: (seq, batch, heads / tp, head_dim), k and v with groups for heads -> as q."""
+        if not self.dropout or not self.training:
+            return causal_attention(q, k, v, sequences.documents)
+        mine = torch.arange(self.first_head, self.first_head + q.shape[2], device=q.device)
+        heads = sequences.samples.unsqueeze(1) * self.heads + mine
+        return attention_with_dropout(q, k, v, heads, self.dropout_key, self.dropout)

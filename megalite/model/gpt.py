@@ -11,10 +11,12 @@ from typing import Protocol
 import torch
 from torch import nn
 
+from megalite.accelerator import to_device
 from megalite.config import ModelConfig, padded_vocab_size
 from megalite.kernels import rotary_table, vocab_parallel_cross_entropy
-from megalite.model.attention import Attention, Rotation
+from megalite.model.attention import Attention, Rotation, Sequences
 from megalite.model.core_attention import Documents
+from megalite.model.dropout import EMBEDDING_SITE, Dropout, dropout_site
 from megalite.model.mlp import MLP
 from megalite.model.norm import make_norm
 from megalite.parallel.embedding import vocab_parallel_embedding
@@ -38,6 +40,8 @@ class Tokens(Protocol):
     @property
     def position_ids(self) -> torch.Tensor: ...
     @property
+    def sample_index(self) -> torch.Tensor: ...
+    @property
     def cu_seqlens(self) -> torch.Tensor | None: ...
     @property
     def max_document_length(self) -> int | None: ...
@@ -46,20 +50,23 @@ class Tokens(Protocol):
 class Block(nn.Module):
     """``x + attention(norm(x))``, then ``x + mlp(norm(x))``."""
 
-    def __init__(self, config: ModelConfig, make: ParameterFactory):
+    def __init__(self, config: ModelConfig, make: ParameterFactory, layer: int):
         super().__init__()
         output_std = config.init_method_std / math.sqrt(2 * config.num_layers)
         self.attention_norm = make_norm(config, make.within("attention_norm"))
-        self.attention = Attention(config, make.within("attention"), output_std)
+        self.attention = Attention(config, make.within("attention"), output_std, layer)
         self.mlp_norm = make_norm(config, make.within("mlp_norm"))
         self.mlp = MLP(config, make.within("mlp"), output_std)
+        self.attention_dropout, self.mlp_dropout = (
+            Dropout(config.hidden_dropout, dropout_site(layer, part), config.seq_length, make)
+            for part in (1, 2)
+        )
 
-    def forward(
-        self, x: torch.Tensor, rotation: Rotation | None, documents: Documents | None
-    ) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, sequences: Sequences) -> torch.Tensor:
         """x: (seq, batch, hidden), a sequence shard with sequence parallelism; the same shape out."""
-        x = x + self.attention(self.attention_norm(x), rotation, documents)
-        return x + self.mlp(self.mlp_norm(x))
+        samples = sequences.samples
+        x = x + self.attention_dropout(self.attention(self.attention_norm(x), sequences), samples)
+        return x + self.mlp_dropout(self.mlp(self.mlp_norm(x)), samples)
 
 
 class Embedding(nn.Module):
@@ -68,6 +75,7 @@ class Embedding(nn.Module):
     def __init__(self, config: ModelConfig, make: ParameterFactory, tokens: nn.Parameter):
         super().__init__()
         self.axis, self.sequence_parallel = make.topology.tp, make.sequence_parallel
+        self.dropout = Dropout(config.hidden_dropout, EMBEDDING_SITE, config.seq_length, make)
         self.tokens = tokens
         learned = config.position_embedding_type == "learned_absolute"
         shape = (config.max_position_embeddings, config.hidden_size)
@@ -77,16 +85,19 @@ class Embedding(nn.Module):
             else None
         )
 
-    def forward(self, tokens: torch.Tensor, position_ids: torch.Tensor) -> torch.Tensor:
+    def forward(
+        self, tokens: torch.Tensor, position_ids: torch.Tensor, samples: torch.Tensor
+    ) -> torch.Tensor:
         """tokens, position_ids: (batch, seq) -> (seq, batch, hidden), or its sequence shard."""
         start = record_of(self.tokens).offset
         x = vocab_parallel_embedding(tokens.t(), self.tokens, start, self.axis, self.sequence_parallel)
-        if self.positions is None:
-            return x
-        places = position_ids.t()
-        if self.sequence_parallel:
-            places = places.chunk(self.axis.size)[self.axis.rank]  # (seq / tp, batch)
-        return x + nn.functional.embedding(places, self.positions)
+        if self.positions is not None:
+            places = position_ids.t()
+            if self.sequence_parallel:
+                places = places.chunk(self.axis.size)[self.axis.rank]  # (seq / tp, batch)
+            x = x + nn.functional.embedding(places, self.positions)
+        dropped: torch.Tensor = self.dropout(x, samples)
+        return dropped
 
 
 class Head(nn.Module):
@@ -136,7 +147,9 @@ class GPTStage(nn.Module):
         self.embedding = (
             Embedding(config, make, tables.tokens) if place.first and tables.tokens is not None else None
         )
-        self.layers = nn.ModuleList(Block(config, make.within(f"layers.{index}")) for index in place.layers)
+        self.layers = nn.ModuleList(
+            Block(config, make.within(f"layers.{index}"), index) for index in place.layers
+        )
         self.head = Head(config, make, tables.head) if place.last and tables.head is not None else None
         self._rotary: Rotation | None = None
         if config.position_embedding_type == "rope":
@@ -151,13 +164,12 @@ class GPTStage(nn.Module):
 
     def hidden_states(self, batch: Tokens, hidden: torch.Tensor | None) -> torch.Tensor:
         """Output of this stage's blocks, (seq, batch, hidden) or its sequence shard."""
-        x = hidden if self.embedding is None else self.embedding(batch.tokens, batch.position_ids)
-        rotation = self._rotation(batch.position_ids)
-        documents = None
-        if batch.cu_seqlens is not None and batch.max_document_length is not None:
-            documents = Documents(batch.cu_seqlens, batch.max_document_length)
+        sequences = self._sequences(batch)
+        x = hidden
+        if self.embedding is not None:
+            x = self.embedding(batch.tokens, batch.position_ids, sequences.samples)
         for layer in self.layers:
-            x = layer(x, rotation, documents)
+            x = layer(x, sequences)
         assert x is not None  # every stage but the first is given hidden states
         return x
 
@@ -168,12 +180,14 @@ class GPTStage(nn.Module):
         logits: torch.Tensor = self.head(self.hidden_states(batch, hidden))
         return logits
 
-    def _rotation(self, position_ids: torch.Tensor) -> Rotation | None:
-        """cos and sin of each position, (seq, batch, rotary_dim / 2)."""
-        if self._rotary is None:
-            return None
-        places = position_ids.t()
-        return self._rotary[0][places], self._rotary[1][places]
+    def _sequences(self, batch: Tokens) -> Sequences:
+        rotation = documents = None
+        if self._rotary is not None:
+            places = batch.position_ids.t()  # (seq, batch)
+            rotation = self._rotary[0][places], self._rotary[1][places]
+        if batch.cu_seqlens is not None and batch.max_document_length is not None:
+            documents = Documents(batch.cu_seqlens, batch.max_document_length)
+        return Sequences(to_device(batch.sample_index, batch.tokens.device), rotation, documents)
 
 
 @dataclass(frozen=True)

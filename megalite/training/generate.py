@@ -27,6 +27,7 @@ class Context:
     position_ids: torch.Tensor
     labels: torch.Tensor
     loss_mask: torch.Tensor
+    sample_index: torch.Tensor
     cu_seqlens: None = None
     max_document_length: None = None
 
@@ -66,6 +67,7 @@ def load_model(directory: str, iteration: int | None = None) -> LoadedModel:
     blocks = [
         block for param in stage.parameters() for block in parameter_block("model", param, param.detach())
     ]
+    stage.eval()
     load(directory, blocks, found, ignored_prefixes=("optimizer.",))
     return LoadedModel(stage, config.model, tokenizer, topology.device)
 
@@ -94,7 +96,8 @@ def generate(model: LoadedModel, prompt: list[int], count: int, sampling: Sampli
 
 def _context(tokens: list[int], device: torch.device) -> Context:
     ids = torch.tensor([tokens], device=device)
-    return Context(ids, torch.arange(len(tokens), device=device).unsqueeze(0), ids, torch.zeros_like(ids))
+    places = torch.arange(len(tokens), device=device).unsqueeze(0)
+    return Context(ids, places, ids, torch.zeros_like(ids), torch.zeros(1, dtype=torch.int64))
 
 
 def _draw(logits: torch.Tensor, sampling: Sampling, generator: torch.Generator) -> int:

@@ -94,12 +94,16 @@ class Trainer:
     def evaluate(self, batches: Iterator[Sequence[Batch]], iterations: int) -> torch.Tensor:
         """Mean loss over the valid tokens of ``iterations`` global batches: fp64, the same on every rank."""
         total = torch.zeros(2, dtype=torch.float64, device=self.topology.device)  # summed loss, tokens
+        for stage in self.stages:
+            stage.eval()
         for _ in range(iterations):
             microbatches = next(batches)
             for loss in self._run(forward_only(self._schedule(len(microbatches))), microbatches):
                 total[0] += loss
             if self.stages[-1].head is not None:
                 total[1] += torch.stack([(batch.loss_mask != 0).sum() for batch in microbatches]).sum()
+        for stage in self.stages:
+            stage.train()
         all_reduce(all_reduce(total, self.topology.dp), self.topology.pp)
         return total[0] / total[1].clamp(min=1)
 

@@ -105,7 +105,12 @@ ONE_ERROR = [
     ("--position-embedding-type rope --kv-channels 5", 1, "rope rotates pairs, and 5 of the 5 channels"),
     ("--position-embedding-type rope --rotary-percent 0.25", 1, "and 1 of the 4 channels of a head"),
     ("--null-tokenizer-eod-id 100", 1, "--null-tokenizer-eod-id 100: not in the vocabulary of 100 tokens"),
-    ("--hidden-dropout 0.1", 1, "--hidden-dropout 0.1: dropout is not available in this version; 0"),
+    ("--hidden-dropout 1", 1, "--hidden-dropout 1: must be >= 0 and < 1"),
+    (
+        "--attention-dropout 0.1 --reset-attention-mask",
+        1,
+        "--attention-dropout 0.1: is not available with --reset-attention-mask",
+    ),
     ("--attention-dropout 1", 1, "--attention-dropout 1: must be >= 0 and < 1"),
     ("--timing-log-level 1", 1, "--timing-log-level 1: finer timers are not available in this version; 0"),
     ("--swiglu --hidden-size 12", 1, "--ffn-hidden-size: the default MLP width of --swiglu rounds to 0"),

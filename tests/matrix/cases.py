@@ -21,6 +21,7 @@ SAMPLES = 16  # of a global batch
 SEQ = 16
 VOCAB = 61
 STEPS = 3
+SEED = 1234
 LEARNING_RATES = (3e-3, 1e-3, 2e-3)
 RECIPE = Recipe(adam_beta2=0.95, weight_decay=0.1, clip_grad=1.0)
 
@@ -86,6 +87,7 @@ class Options:
     ddp_bucket_size: int | None = None
     pipeline_schedule: str | None = None
     by_document: bool = False
+    dropout: bool = False
 
 
 SCHEDULES = ("1f1b", "interleaved", "zb-h1", "zbv", "gpipe")
@@ -115,14 +117,22 @@ def options(layout: Layout) -> dict[str, Options]:
             ddp_bucket_size=(None, 2000, 1)[place % 3],
             pipeline_schedule=SCHEDULES[place % len(SCHEDULES)] if layout.pipeline > 1 else None,
             by_document=place % 3 == 1,
+            dropout=place % 3 == 2,
         )
     return chosen
 
 
 def model_for(variant: str, layout: Layout) -> ModelConfig:
     """The variant with the smallest number of layers, at least 2, that the layout's stages can share."""
-    chunks = 2 if options(layout)[variant].pipeline_schedule in ("interleaved", "zbv") else 1
-    return replace(MODELS[variant], num_layers=max(2, layout.pipeline * chunks))
+    chosen = options(layout)[variant]
+    chunks = 2 if chosen.pipeline_schedule in ("interleaved", "zbv") else 1
+    rates = (0.2, 0.1) if chosen.dropout else (0.0, 0.0)
+    return replace(
+        MODELS[variant],
+        num_layers=max(2, layout.pipeline * chunks),
+        hidden_dropout=rates[0],
+        attention_dropout=rates[1],
+    )
 
 
 def make_config(
@@ -151,7 +161,7 @@ def make_config(
         ),
         precision=PrecisionConfig(params_dtype=params_dtype),
         data=DataConfig(reset_attention_mask=options.by_document),
-        run=RunConfig(seed=1234),
+        run=RunConfig(seed=SEED),
     )
 
 
@@ -165,4 +175,7 @@ def architecture(model: ModelConfig) -> Architecture:
         rotary_base=model.rotary_base,
         rotary_percent=model.rotary_percent,
         rotary_interleaved=model.rotary_interleaved,
+        hidden_dropout=model.hidden_dropout,
+        attention_dropout=model.attention_dropout,
+        seed=SEED,
     )

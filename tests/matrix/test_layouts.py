@@ -109,8 +109,9 @@ def test_each_variant_sees_every_combination_of_options(variant: str) -> None:
 
 
 @pytest.mark.parametrize("variant", MODELS)
-def test_each_variant_is_trained_with_and_without_documents(variant: str) -> None:
-    assert {cases.options(layout)[variant].by_document for layout in LAYOUTS} == {False, True}
+def test_each_variant_is_trained_plainly_with_documents_and_with_dropout(variant: str) -> None:
+    runs = [cases.options(layout)[variant] for layout in LAYOUTS]
+    assert {(one.by_document, one.dropout) for one in runs} == {(False, False), (True, False), (False, True)}
 
 
 def test_the_batches_are_uneven() -> None:

@@ -15,6 +15,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from tests.reference.dropout import channel_mask, weight_mask
+
 Weights = Mapping[str, Tensor]
 
 
@@ -31,6 +33,9 @@ class Architecture:
     rotary_base: float = 10000.0
     rotary_percent: float = 1.0
     rotary_interleaved: bool = False
+    hidden_dropout: float = 0.0
+    attention_dropout: float = 0.0
+    seed: int = 0
 
 
 def logits(
@@ -49,12 +54,14 @@ def logits(
     hidden = weights["embedding.tokens.weight"][tokens]  # (batch, seq, hidden)
     if architecture.position_embedding_type == "learned_absolute":
         hidden = hidden + weights["embedding.positions.weight"][positions]
+    hidden = dropped(hidden, architecture, 0)
     for layer in range(architecture.num_layers):
         own = part(weights, f"layers.{layer}.")
         normed = normalize(hidden, part(own, "attention_norm."), architecture)
-        hidden = hidden + attention(normed, part(own, "attention."), architecture, positions, documents)
+        branch = attention(normed, part(own, "attention."), architecture, positions, documents, layer)
+        hidden = hidden + dropped(branch, architecture, 3 * layer + 2)
         normed = normalize(hidden, part(own, "mlp_norm."), architecture)
-        hidden = hidden + mlp(normed, part(own, "mlp."), architecture)
+        hidden = hidden + dropped(mlp(normed, part(own, "mlp."), architecture), architecture, 3 * layer + 3)
     hidden = normalize(hidden, part(weights, "final_norm."), architecture)
     head = weights["head.weight"] if "head.weight" in weights else weights["embedding.tokens.weight"]
     return hidden @ head.T
@@ -90,8 +97,20 @@ def normalize(x: Tensor, weights: Weights, architecture: Architecture) -> Tensor
     return centred / torch.sqrt(variance + architecture.norm_epsilon) * weights["weight"] + weights["bias"]
 
 
+def dropped(x: Tensor, architecture: Architecture, site: int) -> Tensor:
+    """Dropout of hidden states (batch, seq, hidden); the batch is samples 0, 1, ... of the run."""
+    if not architecture.hidden_dropout:
+        return x
+    return x * channel_mask(*x.shape, architecture.seed, site, architecture.hidden_dropout)
+
+
 def attention(
-    x: Tensor, weights: Weights, architecture: Architecture, positions: Tensor, documents: Tensor | None
+    x: Tensor,
+    weights: Weights,
+    architecture: Architecture,
+    positions: Tensor,
+    documents: Tensor | None,
+    layer: int,
 ) -> Tensor:
     """Causal softmax(q k^T / sqrt(head_dim)) v; all queries of a group share its key and value."""
     # (groups, queries per group + 2, head_dim, hidden): a group's queries, then its key, then its value
@@ -108,7 +127,14 @@ def attention(
     hidden = torch.ones(seq, seq, dtype=torch.bool).triu(diagonal=1)
     if documents is not None:
         hidden = hidden | (documents.unsqueeze(1) != documents.unsqueeze(2))[:, None, None]
-    mixed = torch.softmax(scores.masked_fill(hidden, -math.inf), dim=-1) @ value
+    shares = torch.softmax(scores.masked_fill(hidden, -math.inf), dim=-1)
+    if architecture.attention_dropout:
+        batch, groups, queries = shares.shape[:3]
+        mask = weight_mask(
+            batch, groups * queries, seq, architecture.seed, 3 * layer + 1, architecture.attention_dropout
+        )
+        shares = shares * mask.view_as(shares)
+    mixed = shares @ value
     heads = mixed.flatten(1, 2).transpose(1, 2)  # (batch, seq, heads, head_dim), group by group
     return linear(heads.flatten(2), weights, "proj")
 

@@ -69,16 +69,12 @@ def eod_is_in_the_vocabulary(c: Candidate) -> Iterator[Finding]:
         yield "null_tokenizer_eod_id", eod, f"not in the vocabulary of {size} tokens", f"0 to {size - 1}"
 
 
-@reads("hidden_dropout", "attention_dropout", "timing_log_level")
+@reads("attention_dropout", "reset_attention_mask", "timing_log_level")
 def nothing_is_asked_that_is_missing(c: Candidate) -> Iterator[Finding]:
     """Settings whose other values belong to a later version."""
-    model = c.config.model
-    for name, rate in (
-        ("hidden_dropout", model.hidden_dropout),
-        ("attention_dropout", model.attention_dropout),
-    ):
-        if rate > 0:
-            yield name, rate, "dropout is not available in this version", "0"
+    rate = c.config.model.attention_dropout
+    if rate and c.config.data.reset_attention_mask:
+        yield "attention_dropout", rate, "is not available with --reset-attention-mask", "0"
     if c.config.logging.timing_log_level:
         level = c.config.logging.timing_log_level
         yield "timing_log_level", level, "finer timers are not available in this version", "0"
