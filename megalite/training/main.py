@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
@@ -41,6 +42,8 @@ def _run(config: Config, rank: int, world_size: int) -> int:
     except (TrainingError, CheckpointError) as error:  # the same on every rank
         if rank == 0:
             print(f"error: {error}", file=sys.stderr, flush=True)
+        else:
+            time.sleep(5)  # torchrun ends all ranks with the first that leaves: rank 0 must have spoken
         return 1
     return 0
 

@@ -123,3 +123,36 @@ def kill_all(mark: str) -> None:
     for process in processes_with(mark):
         with contextlib.suppress(ProcessLookupError):
             os.kill(process, signal.SIGKILL)
+
+
+SLOW_TO_SPEAK = """
+import os, sys, time
+from megalite.training import loop, main
+from megalite.training.errors import TrainingError
+
+def fails_everywhere(config, topology):
+    time.sleep(2 * (os.environ["RANK"] == "0"))
+    raise TrainingError("the reason")
+
+loop.run = fails_everywhere
+sys.exit(main.main(sys.argv[1:]))
+"""
+
+
+def test_an_error_of_all_ranks_is_told_even_when_the_one_who_speaks_is_slow(tmp_path: Path) -> None:
+    """torchrun kills all ranks as soon as one leaves."""
+    script = tmp_path / "slow.py"
+    script.write_text(SLOW_TO_SPEAK)
+    flags = [part for name, value in MODEL_FLAGS.items() for part in (f"--{name}", value)]
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    done = subprocess.run(
+        [*torchrun, str(script), *flags, "--group-query-attention", "--mock-data"],
+        cwd=ROOT,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_SECONDS,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert done.stderr.count("error: the reason") == 1, done.stderr
