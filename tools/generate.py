@@ -20,7 +20,7 @@ def main() -> int:
         "--load", required=True, metavar="DIR", help="checkpoint folder of a training run (its --save)"
     )
     parser.add_argument("--iteration", type=int, help="which checkpoint; default: the latest complete one")
-    parser.add_argument("--prompt", default="The ", help="text to go on from (default: %(default)r)")
+    parser.add_argument("--prompt", default="It was a", help="text to go on from (default: %(default)r)")
     parser.add_argument(
         "--max-new-tokens", type=int, default=100, help="stop after so many tokens (default: 100)"
     )

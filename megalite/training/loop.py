@@ -49,7 +49,8 @@ def run(config: Config, topology: Topology) -> None:
         if config.batch.skip_train or progress.iteration >= _last_iteration(config, progress):
             _final_evaluation(trainer, datasets, progress, reporter)
         if save is not None:
-            reporter.say(f"to resume or extend this run, give the same command with --load {save}")
+            also = "" if config.checkpoint.load == save else f" with --load {save}"
+            reporter.say(f"to resume or extend this run, give the same command again{also}")
 
 
 def train(
