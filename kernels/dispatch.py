@@ -15,7 +15,16 @@ import torch
 
 BACKENDS = ("torch", "cpu", "triton")
 FUSED_CPU_DTYPES = (torch.bfloat16, torch.float32)
-HAS_TRITON = importlib.util.find_spec("triton") is not None  # installed; says nothing of a driver
+
+
+def _installed(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ValueError:  # a module that was put into sys.modules without a spec, or taken out of them
+        return False
+
+
+HAS_TRITON = _installed("triton")  # says nothing of a driver
 _LIBRARY = torch.library.Library("megalite", "FRAGMENT")
 
 

@@ -2,6 +2,7 @@
 
 python tools/benchmark.py train      # whole training steps on CPU cores, beside Transformers and torch DDP
 python tools/benchmark.py optimizer  # norm, clip and AdamW, beside torch's
+python tools/benchmark.py kernels    # every fused operation, beside torch's; CSV and pictures
 """
 
 from __future__ import annotations
@@ -24,8 +25,15 @@ def main() -> int:
     optimizer = commands.add_parser("optimizer", help="norm, clip and AdamW of 50M parameters")
     optimizer.add_argument("--rounds", type=int, default=15)
     optimizer.add_argument("--threads", type=int, default=2)
+    kernels = commands.add_parser("kernels", help="each fused operation, forward and backward")
+    kernels.add_argument("--rounds", type=int, default=10)
+    kernels.add_argument("--threads", type=int, default=2, help="on a CPU (default: 2)")
+    kernels.add_argument("--compile", action="store_true", help="time torch.compile of torch's form too")
+    kernels.add_argument(
+        "--output", type=Path, default=Path("runs/kernels"), help="folder of the CSV and PNGs"
+    )
     flags = parser.parse_args()
-    return {"train": _train, "optimizer": _optimizer}[flags.command](flags)
+    return {"train": _train, "optimizer": _optimizer, "kernels": _kernels}[flags.command](flags)
 
 
 def _train(flags: argparse.Namespace) -> int:
@@ -42,6 +50,16 @@ def _optimizer(flags: argparse.Namespace) -> int:
     from tools.benchmarks.adamw import benchmark_adamw
 
     print(benchmark_adamw(threads=flags.threads, rounds=flags.rounds))
+    return 0
+
+
+def _kernels(flags: argparse.Namespace) -> int:
+    import torch
+
+    from tools.benchmarks.kernels import benchmark_kernels, table
+
+    torch.set_num_threads(flags.threads)
+    print(table(benchmark_kernels(flags.output, flags.rounds, flags.compile)))
     return 0
 
 
