@@ -201,6 +201,24 @@ void read_samples(const std::vector<const ArraySampleReader *> &readers, const D
     }
 }
 
+// Fills `positions` int64 and `mask` float32, both (n, seq_length) where given; returns the boundaries of the documents.
+Dense<int32_t> masked(const Dense<int64_t> &tokens, int64_t seq_length, int64_t eod, std::optional<Dense<int64_t>> positions,
+                      std::optional<Dense<float>> mask) {
+    if (tokens.ndim() != 2 || seq_length < 1 || seq_length > tokens.shape(1))
+        fail("mask_documents: expected tokens (n, seq_length + 1)");
+    const int64_t rows = tokens.shape(0), size = rows * seq_length;
+    if ((positions && positions->size() != size) || (mask && mask->size() != size))
+        fail("mask_documents: expected positions and mask of ", size, " elements");
+    int64_t *position = positions ? positions->mutable_data() : nullptr;
+    float *weight = mask ? mask->mutable_data() : nullptr;
+    std::vector<int32_t> starts;
+    {
+        py::gil_scoped_release release;
+        starts = mask_documents(tokens.data(), rows, tokens.shape(1), seq_length, eod, position, weight);
+    }
+    return Dense<int32_t>(static_cast<ssize_t>(starts.size()), starts.data());
+}
+
 } // namespace
 
 void bind_indexed_dataset(py::module_ &module) {
@@ -249,22 +267,6 @@ void bind_indexed_dataset(py::module_ &module) {
     module.def("read_samples", &read_samples, py::arg("readers"), py::arg("datasets"), py::arg("samples"),
                py::arg("out").noconvert());
 
-    module.def(
-        "document_positions",
-        [](const Dense<int64_t> &tokens, int64_t eod, Dense<int64_t> &positions) {
-            if (tokens.ndim() != 2 || positions.ndim() != 2 || positions.shape(0) != tokens.shape(0) ||
-                positions.shape(1) > tokens.shape(1))
-                fail("document_positions: expected tokens (n, seq + 1) and positions (n, seq)");
-            fill_positions(tokens.data(), tokens.shape(0), tokens.shape(1), positions.shape(1), eod, positions.mutable_data());
-        },
-        py::arg("tokens"), py::arg("eod"), py::arg("positions").noconvert());
-    module.def(
-        "document_starts",
-        [](const Dense<int64_t> &tokens, int64_t eod, int64_t seq_length) {
-            if (tokens.ndim() != 2 || seq_length > tokens.shape(1))
-                fail("document_starts: expected tokens (n, seq + 1)");
-            const std::vector<int32_t> starts = cumulative_lengths(tokens.data(), tokens.shape(0), tokens.shape(1), seq_length, eod);
-            return Dense<int32_t>(static_cast<ssize_t>(starts.size()), starts.data());
-        },
-        py::arg("tokens"), py::arg("eod"), py::arg("seq_length"));
+    module.def("mask_documents", &masked, py::arg("tokens"), py::arg("seq_length"), py::arg("eod"),
+               py::arg("positions").noconvert() = std::nullopt, py::arg("mask").noconvert() = std::nullopt);
 }

@@ -6,8 +6,7 @@
 #include <algorithm>
 #include <cerrno>
 
-OutputFile::OutputFile(const std::string &path, int64_t keep, uint32_t checksum)
-    : path_(path), buffer_(kCapacity), checksum_(checksum) {
+OutputFile::OutputFile(const std::string &path, int64_t keep) : path_(path), buffer_(kCapacity) {
     const int create = keep < 0 ? O_CREAT | O_TRUNC : 0;
     descriptor_ = ::open(path.c_str(), O_RDWR | O_CLOEXEC | create, 0666);
     if (descriptor_ < 0) fail(path, ": cannot be opened for writing: ", std::strerror(errno));
@@ -44,7 +43,7 @@ void OutputFile::write(const void *data, uint64_t bytes) {
 }
 
 void OutputFile::write_out(const uint8_t *data, uint64_t bytes) {
-    checksum_ = crc32(checksum_, data, bytes);
+    if (checksummed_) checksum_ = crc32(checksum_, data, bytes);
     while (bytes > 0) {
         const ssize_t written = ::write(descriptor_, data, bytes);
         if (written < 0 && errno == EINTR) continue;
@@ -94,9 +93,10 @@ int64_t kept(const WriterState *resume, int64_t bytes) { return resume == nullpt
 
 IndexedWriter::IndexedWriter(const std::string &prefix, const std::string &dtype, const WriterState *resume)
     : prefix_(prefix), type_(token_type(dtype)), state_(resume == nullptr ? WriterState() : *resume),
-      bin_(partial(prefix + ".bin"), kept(resume, state_.tokens * static_cast<int64_t>(type_.bytes)), state_.checksum),
+      bin_(partial(prefix + ".bin"), kept(resume, state_.tokens * static_cast<int64_t>(type_.bytes))),
       idx_(partial(prefix + ".idx"), kept(resume, static_cast<int64_t>(kHeaderBytes) + 4 * state_.sequences)),
       boundaries_(partial(prefix + ".boundaries"), kept(resume, 8 * state_.documents)) {
+    bin_.keep_checksum(state_.checksum);
     if (resume == nullptr) {
         const uint8_t place[kHeaderBytes] = {};
         idx_.write(place, kHeaderBytes);

@@ -12,8 +12,13 @@
 // A file written from front to back through one buffer.
 class OutputFile {
   public:
-    // Creates `path`, or with keep >= 0 opens it and cuts it to that many bytes, whose checksum is `checksum`.
-    OutputFile(const std::string &path, int64_t keep, uint32_t checksum = 0);
+    // Creates `path`, or with keep >= 0 opens it and cuts it to that many bytes.
+    OutputFile(const std::string &path, int64_t keep);
+    // From now on checksum() is kept; `so_far` is that of what the file holds.
+    void keep_checksum(uint32_t so_far) {
+        checksummed_ = true;
+        checksum_ = so_far;
+    }
     ~OutputFile();
     OutputFile(const OutputFile &) = delete;
     OutputFile &operator=(const OutputFile &) = delete;
@@ -37,7 +42,8 @@ class OutputFile {
     int descriptor_ = -1;
     std::vector<uint8_t> buffer_;
     uint64_t used_ = 0;
-    uint32_t checksum_;
+    bool checksummed_ = false;
+    uint32_t checksum_ = 0;
 };
 
 struct WriterState { // what has been written so far

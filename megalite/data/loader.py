@@ -57,16 +57,17 @@ def _read(dataset: Dataset, samples: np.ndarray) -> _HostBatches:
     tokens = pin(torch.empty(count, micro, seq + 1, dtype=torch.int64))
     flat = tokens.numpy().reshape(count * micro, seq + 1)
     dataset.samples.read(samples.reshape(-1), flat)
-    loss_mask = position_ids = cu_seqlens = None
-    if rules.eod_mask_loss:
-        loss_mask = pin((tokens[:, :, :-1] != rules.eod).float())
-    if rules.reset_position_ids:
-        positions = np.empty((count * micro, seq), dtype=np.int64)
-        _C.document_positions(flat, rules.eod, positions)
-        position_ids = pin(torch.from_numpy(positions).view(count, micro, seq))
-    if rules.reset_attention_mask:
-        rows = flat.reshape(count, micro, seq + 1)
-        cu_seqlens = [pin(torch.from_numpy(_C.document_starts(row, rules.eod, seq))) for row in rows]
+    if not (rules.eod_mask_loss or rules.reset_position_ids or rules.reset_attention_mask):
+        return _HostBatches(torch.from_numpy(samples), tokens, None, None, None)
+    shape = (count, micro, seq)
+    loss_mask = pin(torch.empty(shape, dtype=torch.float32)) if rules.eod_mask_loss else None
+    position_ids = pin(torch.empty(shape, dtype=torch.int64)) if rules.reset_position_ids else None
+    starts = []
+    for i in range(count):
+        positions = None if position_ids is None else position_ids[i].numpy()
+        mask = None if loss_mask is None else loss_mask[i].numpy()
+        starts.append(_C.mask_documents(tokens[i].numpy(), seq, rules.eod, positions, mask))
+    cu_seqlens = [pin(torch.from_numpy(each)) for each in starts] if rules.reset_attention_mask else None
     return _HostBatches(torch.from_numpy(samples), tokens, loss_mask, position_ids, cu_seqlens)
 
 
