@@ -101,7 +101,8 @@ def dropped(x: Tensor, architecture: Architecture, site: int) -> Tensor:
     """Dropout of hidden states (batch, seq, hidden); the batch is samples 0, 1, ... of the run."""
     if not architecture.hidden_dropout:
         return x
-    return x * channel_mask(*x.shape, architecture.seed, site, architecture.hidden_dropout)
+    samples, seq, channels = x.shape
+    return x * channel_mask(samples, seq, channels, architecture.seed, site, architecture.hidden_dropout)
 
 
 def attention(
