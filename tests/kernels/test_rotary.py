@@ -29,13 +29,12 @@ YARN = {"factor": 4.0, "original_max_position_embeddings": 4096}
 )
 def test_scaling(kind: str, parameters: dict[str, Any], scaling: Llama3Scaling | YarnScaling) -> None:
     rope = {"rope_type": kind, "rope_theta": 500000.0, **parameters}
-    config = LlamaConfig(
-        hidden_size=512,
-        num_attention_heads=4,
-        max_position_embeddings=32768,
-        rope_theta=500000.0,
-        rope_scaling=rope,
-    )
+    settings: dict[str, Any] = {
+        "rope_theta": 500000.0,
+        "rope_scaling": rope,
+        "max_position_embeddings": 32768,
+    }
+    config = LlamaConfig(hidden_size=512, num_attention_heads=4, **settings)
     inverse, magnitude = ROPE_INIT_FUNCTIONS[kind](config, torch.device("cpu"))
     positions = torch.tensor([0, 1, 17, 1000])
     angles = positions.double()[:, None] * inverse.double()
