@@ -65,8 +65,9 @@ class Block(nn.Module):
     def forward(self, x: torch.Tensor, sequences: Sequences) -> torch.Tensor:
         """x: (seq, batch, hidden), a sequence shard with sequence parallelism; the same shape out."""
         samples = sequences.samples
-        x = x + self.attention_dropout(self.attention(self.attention_norm(x), sequences), samples)
-        return x + self.mlp_dropout(self.mlp(self.mlp_norm(x)), samples)
+        attended = self.attention_dropout(self.attention(self.attention_norm(x), sequences), samples)
+        normed, x = self.mlp_norm.after_adding(attended, x)
+        return x + self.mlp_dropout(self.mlp(normed), samples)
 
 
 class Embedding(nn.Module):
