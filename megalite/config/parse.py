@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from .command_line import CommandLine, parser, read_command_line
@@ -97,7 +97,8 @@ def validate(config: Config, world_size: int) -> list[ConfigError]:
 def _resolve(typed: CommandLine, world_size: int) -> Parsed:
     """Lay files and command line over each other, derive what was left open, and judge the whole."""
     files = [read_yaml_file(path) for path in typed.files]
-    layers = [*(make_layer(file.values, typed=False) for file in files), make_layer(typed.values, typed=True)]
+    file_layers = [make_layer(file.values, typed=False) for file in files]
+    layers = [*file_layers, make_layer(typed.values, typed=True)]
     foreign: dict[str, list[Any]] = {}
     for file in files:
         foreign |= file.foreign
@@ -105,7 +106,9 @@ def _resolve(typed: CommandLine, world_size: int) -> Parsed:
 
     errors = [*typed.errors, *(error for file in files for error in file.errors)]
     errors += [error for flag, values in foreign.items() if (error := refusal(flag, values))]
-    errors += [error for layer in layers for error in layer.errors]
+    for path, layer in zip(typed.files, file_layers, strict=True):
+        errors += [_named_as_in_file(error, path) for error in layer.errors]
+    errors += layers[-1].errors
     values, unusable = merge(layers), _still_bad(layers)
     if world_size < 1:
         errors.append(ConfigError("--world-size", world_size, "must be >= 1"))
@@ -166,6 +169,11 @@ def _layer_warnings(layers: Sequence[Layer], foreign: Mapping[str, Sequence[Any]
     if idle:
         lines.append(f"flags without effect in megalite: {', '.join(idle)}")
     return lines
+
+
+def _named_as_in_file(error: ConfigError, path: str) -> ConfigError:
+    """`--lr fast: ...` -> `run.yaml: lr fast: ...`."""
+    return replace(error, flag=f"{path}: {error.flag.removeprefix('--').replace('-', '_')}")
 
 
 def _missing(setting: Setting) -> ConfigError:

@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from .errors import ConfigError, nearest, shown
-from .schema.fields import Setting
+from .schema.fields import INT64_LARGEST, Setting
 
 MISSING = "\0missing"  # what the command line stores for a flag that came without its value
 TRUE = ("true", "yes", "on", "1")
@@ -21,7 +21,7 @@ def convert(setting: Setting, raw: Any) -> Any:
     if raw is None:
         return setting.default
     if setting.many:
-        items = raw if isinstance(raw, (list, tuple)) else str(raw).split()
+        items = raw if isinstance(raw, (list, tuple)) else _one(setting, raw).split()
         return tuple(_one(setting, item) for item in items)
     if setting.name == "split" and isinstance(raw, (list, tuple)):
         raw = ", ".join(shown(part) for part in raw)
@@ -72,7 +72,8 @@ def _number(raw: Any) -> float:
     return float(raw)
 
 
-def _boolean(raw: Any) -> bool:
+def boolean(raw: Any) -> bool:
+    """`true`, `yes`, `on` and 1, and their opposites. Raises ValueError for anything else."""
     word = str(raw).lower()
     if word not in TRUE + FALSE:
         raise ValueError
@@ -85,7 +86,7 @@ def _text(raw: Any) -> str:
     return str(raw)
 
 
-CONVERTERS = {int: _integer, float: _number, bool: _boolean, str: _text}
+CONVERTERS = {int: _integer, float: _number, bool: boolean, str: _text}
 
 
 def _check_choice(setting: Setting, value: Any) -> None:
@@ -112,13 +113,20 @@ def _check_range(setting: Setting, value: Any) -> None:
     )
     if outside:
         raise BadValue(ConfigError(setting.flag, value, f"must be {range_text(setting)}"))
+    if isinstance(value, int) and abs(value) > INT64_LARGEST:
+        raise BadValue(ConfigError(setting.flag, value, "does not fit into 64 bits", "give a smaller number"))
 
 
 def range_text(setting: Setting) -> str:
     """`>= 0 and < 1`, from the bounds of a setting; "" without any."""
     signs = {"minimum": ">=", "above": ">", "maximum": "<=", "below": "<"}
     bounds = ((sign, setting.metadata[name]) for name, sign in signs.items())
-    return " and ".join(f"{sign} {bound}" for sign, bound in bounds if bound is not None)
+    return " and ".join(f"{sign} {_bound_text(bound)}" for sign, bound in bounds if bound is not None)
+
+
+def _bound_text(bound: float) -> str:
+    """Eight digits tell the bounds of fp32 apart from what lies outside."""
+    return f"{bound:.8g}" if isinstance(bound, float) else str(bound)
 
 
 def _hint(setting: Setting) -> str:

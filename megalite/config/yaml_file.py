@@ -13,6 +13,7 @@ from .errors import ConfigError, nearest
 from .schema import Config
 from .schema.fields import flag_name
 from .settings import GROUPS, SETTINGS, switches
+from .values import boolean
 
 SWITCHED_OFF = {
     spelling[2:].replace("-", "_"): setting.name
@@ -65,10 +66,18 @@ def _sorted_out(path: str, content: dict[Any, Any]) -> YamlFile:
     errors: list[ConfigError] = []
     for key, value in content.items():
         name = str(key).removeprefix("--").replace("-", "_")
-        if name in SETTINGS or name in megatron.SHORTHANDS:
+        if name in SETTINGS:
             values[name] = value
-        elif name in SWITCHED_OFF:
-            values[SWITCHED_OFF[name]] = value if not isinstance(value, bool) else not value
+        elif name in megatron.SHORTHANDS or name in SWITCHED_OFF:
+            try:
+                on = boolean(False if value is None else value)
+            except ValueError:
+                errors.append(ConfigError(f"{path}: {key}", value, "not true or false", "give true or false"))
+            else:
+                if name in megatron.SHORTHANDS:
+                    values[name] = on
+                elif value is not None:
+                    values[SWITCHED_OFF[name]] = not on
         elif flag_name(name) in megatron.FOREIGN_FLAGS:
             if value not in (None, False):
                 foreign[flag_name(name)] = [] if value is True else _listed(value)

@@ -110,6 +110,10 @@ def test_flags_without_effect_give_one_warning(capsys: pytest.CaptureFixture[str
     [
         ("--rotary-base 500000", "--rotary-base has no effect without --position-embedding-type rope"),
         ("--initial-loss-scale 65536", "--initial-loss-scale has no effect without --fp16"),
+        (
+            "--fp16 --loss-scale 8 --hysteresis 3",
+            "--hysteresis has no effect without dynamic scaling, which --loss-scale replaces",
+        ),
         ("--lr-wsd-decay-iters 3", "--lr-wsd-decay-iters has no effect without --lr-decay-style WSD"),
         ("--num-workers 2", "--num-workers 2 has no effect: a thread of each rank reads the data"),
         ("--eval-interval 3 --eval-iters 0", "--eval-interval has no effect without --eval-iters"),
@@ -121,6 +125,14 @@ def test_a_setting_that_changes_nothing_is_a_warning(
 ) -> None:
     parse_or_exit(minimal(flags), 1, rank=0)
     assert warning in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("dtype", ["--bf16", "--fp16", "--params-dtype float32"])
+def test_a_constant_loss_scale_is_applied_to_every_type_and_warned_of_for_none(
+    dtype: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    parse_or_exit(minimal(f"{dtype} --loss-scale 8"), 1, rank=0)
+    assert capsys.readouterr().err == ""
 
 
 def test_a_check_leaves_the_warnings_to_the_run(capsys: pytest.CaptureFixture[str]) -> None:

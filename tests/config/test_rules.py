@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import math
 from pathlib import Path
 
@@ -148,7 +149,13 @@ ONE_ERROR = [
     ("--data-path", 1, "--data-path: needs a value"),
     ("--adam-beta1 1", 1, "--adam-beta1 1: must be >= 0 and < 1"),
     ("--adam-beta2 1.5", 1, "--adam-beta2 1.5: must be >= 0 and < 1"),
-    ("--adam-eps 0", 1, "--adam-eps 0: must be > 0"),
+    ("--adam-eps 0", 1, "--adam-eps 0: must be > 0 and <= 1.7014118e+38"),
+    (
+        "--adam-eps 1e-300",
+        1,
+        "--adam-eps 1e-300: is lost in fp32, which it is used in; at least 1.1754944e-38",
+    ),
+    ("--bf16 --norm-epsilon 1e-39", 1, "--norm-epsilon 1e-39: is lost in fp32"),
     ("--clip-grad -1", 1, "--clip-grad -1: must be >= 0"),
     ("--eval-interval 0", 1, "--eval-interval 0: must be >= 1"),
     ("--seed -1", 1, "--seed -1: must be >= 0 and <= 4294967295"),
@@ -168,6 +175,35 @@ ONE_ERROR = [
         "--min-loss-scale 8: above --initial-loss-scale 4",
     ),
     ("--fp16 --loss-scale-window 0", 1, "--loss-scale-window 0: must be >= 1"),
+    (
+        "--fp16 --initial-loss-scale 1e300",
+        1,
+        "--initial-loss-scale 1e+300: must be >= 1.1754944e-38 and <= 1.7014118e+38",
+    ),
+    ("--fp16 --loss-scale 1e39", 1, "--loss-scale 1e+39: must be >= 1.1754944e-38 and <= 1.7014118e+38"),
+    ("--fp16 --min-loss-scale 1e-40", 1, "--min-loss-scale 1e-40: must be >= 1.1754944e-38"),
+    # numbers that nothing could hold
+    ("--train-iters 1e20", 1, "--train-iters 100000000000000000000: must be >= 1 and <= 2147483647"),
+    ("--eval-iters 1e12", 1, "--eval-iters 1000000000000: must be >= 0 and <= 2147483647"),
+    ("--global-batch-size 2e12", 1, "--global-batch-size 2000000000000: must be >= 1 and <= 16777216"),
+    ("--micro-batch-size 2e12", 1, "--micro-batch-size 2000000000000: must be >= 1 and <= 16777216"),
+    ("--vocab-size 1e11", 1, "--vocab-size 100000000000: must be >= 1 and <= 2147483647"),
+    ("--hidden-size 4e6", 1, "--hidden-size 4000000: must be >= 1 and <= 1048576"),
+    ("--num-layers 1e12", 1, "--num-layers 1000000000000: must be >= 1 and <= 65536"),
+    (
+        "--pipeline-model-parallel-size 2 --num-virtual-stages-per-pipeline-rank 1e10",
+        2,
+        "--num-virtual-stages-per-pipeline-rank 10000000000: must be >= 1 and <= 65536",
+    ),
+    ("--num-attention-heads 1e18", 1, "--num-attention-heads 1000000000000000000: must be >= 1"),
+    ("--distributed-timeout-minutes 1e9", 1, "--distributed-timeout-minutes 1000000000: must be >= 1 and <="),
+    ("--log-interval 1e19", 1, "--log-interval 10000000000000000000: does not fit into 64 bits"),
+    (
+        "--eval-iters 2e9 --eval-interval 1 --train-iters 2e9 --global-batch-size 2",
+        1,
+        "--eval-iters 2000000000: 8000000004000000000 samples of 32 tokens in the whole run are too many "
+        "to be counted in 64 bits; at most 72057594",
+    ),
     # checkpoints and data
     ("--save-interval 5", 1, "--save-interval 5: nothing is saved without --save"),
     ("--finetune", 1, "--finetune: there is nothing to load without --load"),
@@ -234,6 +270,35 @@ def test_too_many_heads_for_the_width() -> None:
 def test_train_samples_below_one_global_batch() -> None:
     found = errors_of(minimal("--train-samples 3 --global-batch-size 4", without="--train-iters"))
     assert found == ["--train-samples 3: less than one global batch of 4; at least 4"]
+
+
+def test_more_training_tokens_than_can_be_counted() -> None:
+    most = (2**63 - 1) // 32
+    assert parsed(f"--train-samples {most}", without="--train-iters").batch.train_samples == most
+    (found,) = errors_of(minimal(f"--train-samples {most + 1}", without="--train-iters"))
+    assert found.endswith(f"are too many to be counted in 64 bits; at most {most}")
+
+
+def test_fp64_takes_an_epsilon_that_fp32_would_lose() -> None:
+    assert parsed("--params-dtype float64 --adam-eps 1e-300").optimizer.adam_eps == 1e-300
+
+
+def test_the_bounds_of_fp32_are_taken_as_they_are_printed() -> None:
+    assert parsed("--fp16 --initial-loss-scale 1.7014118e38 --min-loss-scale 1.1754944e-38")
+    assert parsed("--adam-eps 1.1754944e-38")
+
+
+def test_tensorboard_must_be_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder called tensorboard, which may be the one that is given, is not the package."""
+    board = tmp_path / "tensorboard"
+    board.mkdir()
+    monkeypatch.setattr("sys.path", [str(tmp_path)])
+    assert errors_of(minimal(f"--tensorboard-dir {board}")) == [
+        f"--tensorboard-dir {board}: the tensorboard package is not installed; pip install tensorboard"
+    ]
+    (board / "__init__.py").write_text("raise SystemExit('imported')")
+    importlib.invalidate_caches()
+    assert parsed(f"--tensorboard-dir {board}").logging.tensorboard_dir == str(board)
 
 
 def test_step_lengths_do_not_go_with_train_samples() -> None:

@@ -126,15 +126,23 @@ def test_a_recipe_may_hold_a_save_interval_for_whoever_saves(
         ("seed: [1, 2\nlr: 3\n", "run.yaml: line 2, column"),
         ("seed: 1\nseed: 2\n", "run.yaml: line 2, column 1: 'seed' stands twice"),
         ("- seed\n", "must hold lines of `name: value`"),
-        ("seed: true\n", "--seed true: not a whole number"),
-        ("seed: 1.5\n", "--seed 1.5: not a whole number"),
-        ("swiglu: maybe\n", "--swiglu maybe: not true or false"),
+        ("seed: true\n", "run.yaml: seed true: not a whole number"),
+        ("seed: 1.5\n", "run.yaml: seed 1.5: not a whole number"),
+        ("swiglu: maybe\n", "run.yaml: swiglu maybe: not true or false; give true or false"),
+        ("num_layers: {a: 1}\n", "run.yaml: num_layers {'a': 1}: not a whole number; give"),
+        ("data_path: {x: y}\n", "run.yaml: data_path {'x': 'y'}: not text; give text"),
+        ("data_path: [{x: y}]\n", "run.yaml: data_path {'x': 'y'}: not text; give text"),
+        ("data_path: true\n", "run.yaml: data_path true: not text; give text"),
+        ("save: [a, b]\n", "run.yaml: save a b: not text; give text"),
+        ("bf16: 3\n", "run.yaml: bf16 3: not true or false; give true or false"),
+        ("disable-bias-linear: no way\n", "run.yaml: disable-bias-linear no way: not true or false"),
+        ("lr: -1\n", "run.yaml: lr -1: must be > 0"),
         (
             "use_distributed_optimizer: true\n",
             "--use-distributed-optimizer: is not available in this version",
         ),
         ("context_parallel_size: 2\n", "--context-parallel-size 2: only 1 is supported"),
-        ("bf16: true\nfp16: true\n", "--fp16: contradicts --bf16"),
+        ("bf16: true\nfp16: true\n", "run.yaml: fp16: contradicts --bf16"),
     ],
 )
 def test_a_wrong_file_is_a_message(tmp_path: Path, text: str, message: str) -> None:
@@ -146,6 +154,14 @@ def test_a_missing_file_is_one_message() -> None:
     assert errors_of(["--config", "nowhere.yaml"]) == [
         "--config nowhere.yaml: cannot be read: No such file or directory"
     ]
+
+
+@pytest.mark.parametrize(("word", "on"), [("'true'", True), ("1", True), ("'off'", False), ("0", False)])
+def test_switches_take_the_words_that_other_booleans_take(tmp_path: Path, word: str, on: bool) -> None:
+    text = f"bf16: {word}\ndisable_bias_linear: {word}\n"
+    config = parse([*minimal(), "--config", yaml(tmp_path, text)], 1)
+    assert config.precision.params_dtype == ("bfloat16" if on else "float32")
+    assert config.model.add_bias_linear is not on
 
 
 def test_off_and_null_refuse_nothing(tmp_path: Path) -> None:

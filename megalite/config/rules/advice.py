@@ -8,16 +8,18 @@ from ..schema.fields import flag_name
 from .rule import Candidate
 
 ROPE = ("rotary_base", "rotary_percent", "rotary_interleaved")
-LOSS_SCALE = ("loss_scale", "initial_loss_scale", "min_loss_scale", "loss_scale_window", "hysteresis")
+DYNAMIC_SCALE = ("initial_loss_scale", "min_loss_scale", "loss_scale_window", "hysteresis")
 WSD = ("lr_wsd_decay_style", "lr_wsd_decay_iters", "lr_wsd_decay_samples")
 
 
 def warnings(c: Candidate) -> Iterator[str]:
     """Lines for the first rank to print. `c` has passed the rules."""
     config, batch = c.config, c.config.batch
+    fp16, constant_scale = config.precision.params_dtype == "float16", config.precision.loss_scale is not None
     idle = [
         (ROPE, config.model.position_embedding_type != "rope", "--position-embedding-type rope"),
-        (LOSS_SCALE, config.precision.params_dtype != "float16", "--fp16"),
+        (DYNAMIC_SCALE, not fp16, "--fp16"),
+        (DYNAMIC_SCALE, fp16 and constant_scale, "dynamic scaling, which --loss-scale replaces"),
         (WSD, config.optimizer.lr_decay_style != "WSD", "--lr-decay-style WSD"),
         (("no_save_optim", "save_interval"), config.checkpoint.save is None, "--save"),
         (("eval_interval",), config.evaluation.eval_iters == 0, "--eval-iters"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 
 from ..blend import parse_blend, parse_split, read_data_args
@@ -135,6 +136,16 @@ def _unusable(folder: Path) -> str | None:
     return None
 
 
+@reads("tensorboard_dir")
+def tensorboard_is_installed(c: Candidate) -> Iterator[Finding]:
+    folder = c.config.logging.tensorboard_dir
+    if folder is None:
+        return
+    package = find_spec("tensorboard")  # without importing it
+    if package is None or package.origin is None:  # no origin: a mere folder of that name, maybe this one
+        yield "tensorboard_dir", folder, "the tensorboard package is not installed", "pip install tensorboard"
+
+
 RULES = (
     data_is_given,
     datasets_exist,
@@ -142,4 +153,5 @@ RULES = (
     checkpoint_can_be_loaded,
     saving_has_a_place,
     places_can_be_written,
+    tensorboard_is_installed,
 )

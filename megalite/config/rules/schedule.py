@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ..derived import schedule_samples
-from ..schema.fields import flag_name
+from ..derived import schedule_samples, split_sample_counts
+from ..schema.fields import FP32_SMALLEST, INT64_LARGEST, flag_name
 from .rule import Candidate, Finding, reads
 
 LENGTHS = ("train_iters", "train_samples")
@@ -87,9 +87,33 @@ def loss_scales_are_ordered(c: Candidate) -> Iterator[Finding]:
         yield "min_loss_scale", precision.min_loss_scale, rule, f"at most {precision.initial_loss_scale:g}"
 
 
+@reads("params_dtype", "adam_eps", "norm_epsilon")
+def epsilons_are_not_zero(c: Candidate) -> Iterator[Finding]:
+    given = {"adam_eps": c.config.optimizer.adam_eps, "norm_epsilon": c.config.model.norm_epsilon}
+    for name, value in given.items():
+        if c.config.precision.params_dtype != "float64" and value < FP32_SMALLEST:
+            yield name, value, "is lost in fp32, which it is used in", f"at least {FP32_SMALLEST:.8g}"
+
+
+@reads(*LENGTHS, "eval_iters", "eval_interval", "global_batch_size", "micro_batch_size", "seq_length")
+def tokens_can_be_counted(c: Candidate) -> Iterator[Finding]:
+    batch, seq = c.config.batch, c.config.model.seq_length
+    training, validation, _ = split_sample_counts(c.config)
+    by = "train_iters" if batch.train_samples is None else "train_samples"
+    for name, value, samples in (
+        (by, getattr(batch, by), training),
+        ("eval_iters", c.config.evaluation.eval_iters, validation),
+    ):
+        if samples * seq > INT64_LARGEST:
+            rule = f"{samples} samples of {seq} tokens in the whole run are too many to be counted in 64 bits"
+            yield name, value, rule, f"at most {INT64_LARGEST // seq // (samples // value)}"
+
+
 RULES = (
     length_is_given,
     run_has_a_step,
+    tokens_can_be_counted,
+    epsilons_are_not_zero,
     schedule_has_the_units_of_the_run,
     rates_are_ordered,
     schedule_fits,

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .fields import REQUIRED, setting
+from .fields import INT32_LARGEST, REQUIRED, setting
+
+MOST_SAMPLES_A_STEP = 2**24  # their numbers are listed before each step
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -15,6 +17,7 @@ class BatchConfig:
         REQUIRED,
         "Samples in one forward pass of one data-parallel rank. The largest that fits in memory; 1 to 8.",
         minimum=1,
+        maximum=MOST_SAMPLES_A_STEP,
     )
     global_batch_size: int = setting(
         None,
@@ -23,9 +26,13 @@ class BatchConfig:
         "size, so that adding GPUs changes the batch and with it the training. Give it. 4M tokens a step is "
         "usual for large models.",
         minimum=1,
+        maximum=MOST_SAMPLES_A_STEP,
     )
     train_iters: int | None = setting(
-        None, "Length of the run in optimizer steps; this or --train-samples.", minimum=1
+        None,
+        "Length of the run in optimizer steps; this or --train-samples.",
+        minimum=1,
+        maximum=INT32_LARGEST,
     )
     train_samples: int | None = setting(
         None, "Length of the run in samples; this or --train-iters.", minimum=1

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .fields import REQUIRED, setting
+from .fields import INT32_LARGEST, REQUIRED, setting
+
+MOST_LAYERS, MOST_CHANNELS = 2**16, 2**20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -16,16 +18,19 @@ class ModelConfig:
         "Number of transformer blocks in the whole model (not a stage). Must be divisible by the pipeline "
         "size. 12 for GPT-2 small, 32 for an 8B model.",
         minimum=1,
+        maximum=MOST_LAYERS,
     )
     hidden_size: int = setting(
         REQUIRED,
         "Width of the residual stream. A multiple of 128 runs fastest. 768 for GPT-2 small, 4096 for 8B.",
         minimum=1,
+        maximum=MOST_CHANNELS,
     )
     num_attention_heads: int = setting(
         REQUIRED,
         "Query heads a block. Must be divisible by the tensor-parallel size. 12 for GPT-2 small, 32 for 8B.",
         minimum=1,
+        maximum=MOST_CHANNELS,
     )
     group_query_attention: bool = setting(
         False,
@@ -38,26 +43,33 @@ class ModelConfig:
         "with --group-query-attention and no value it is 1, which is multi-query attention. Without GQA: "
         "one a query head.",
         minimum=1,
+        maximum=MOST_CHANNELS,
     )
     kv_channels: int = setting(
         None,
         "Size of one attention head. Default: hidden size / attention heads. 64 or 128 run fastest.",
         minimum=1,
+        maximum=MOST_CHANNELS,
     )
     ffn_hidden_size: int = setting(
         None,
         "Width of the MLP. Default: 4 x hidden; with --swiglu int(4 x hidden x 2/3 / 64) x 64, which keeps "
         "the parameter count. Must be divisible by the tensor-parallel size.",
         minimum=1,
+        maximum=16 * MOST_CHANNELS,
     )
     seq_length: int = setting(
-        REQUIRED, "Tokens a training sample. 1024 to 8192 is usual; must not exceed the positions.", minimum=1
+        REQUIRED,
+        "Tokens a training sample. 1024 to 8192 is usual; must not exceed the positions.",
+        minimum=1,
+        maximum=INT32_LARGEST,
     )
     max_position_embeddings: int = setting(
         REQUIRED,
         "Longest sequence that the model has positions for, >= --seq-length. With learned positions each "
         "costs hidden-size parameters; with rope it costs nothing.",
         minimum=1,
+        maximum=INT32_LARGEST,
     )
     position_embedding_type: str = setting(
         "learned_absolute",
@@ -111,12 +123,14 @@ class ModelConfig:
         "Tokens in the vocabulary, before padding. Default: read from the tokenizer. Needed with "
         "NullTokenizer. May be larger than the tokenizer's, never smaller.",
         minimum=1,
+        maximum=INT32_LARGEST,
     )
     make_vocab_size_divisible_by: int = setting(
         128,
         "The embedding table is padded to a multiple of this x the tensor-parallel size; padded rows stay "
         "zero, are masked out of the loss and are not saved. 128 keeps the matrices aligned.",
         minimum=1,
+        maximum=INT32_LARGEST,
     )
     init_method_std: float = setting(
         0.02,

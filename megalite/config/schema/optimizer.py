@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .fields import REQUIRED, setting
+from .fields import FP32_LARGEST, REQUIRED, setting
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,4 +81,6 @@ class OptimizerConfig:
         minimum=0,
         below=1,
     )
-    adam_eps: float = setting(1e-8, "Added to the root of the second moment. 1e-8.", above=0)
+    adam_eps: float = setting(
+        1e-8, "Added to the root of the second moment. 1e-8.", above=0, maximum=FP32_LARGEST
+    )

@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from .fields import setting
+from .model import MOST_LAYERS
+
+MOST_RANKS = 2**20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -16,12 +19,14 @@ class ParallelConfig:
         "Ranks that share each layer (TP). Keep it within one node (<= 8): every layer communicates twice "
         "forward and twice backward.",
         minimum=1,
+        maximum=MOST_RANKS,
     )
     pipeline_model_parallel_size: int = setting(
         1,
         "Stages that the layers are cut into (PP). Idle share of a step is (PP-1)/(PP-1+micro-batches): use "
         "at least 4 x PP micro-batches a step.",
         minimum=1,
+        maximum=MOST_RANKS,
     )
     pipeline_schedule: str | None = setting(
         None,
@@ -35,7 +40,10 @@ class ParallelConfig:
         None, "Layers in one chunk of the interleaved schedule, which this selects.", minimum=1
     )
     num_virtual_stages_per_pipeline_rank: int | None = setting(
-        None, "Chunks a rank in the interleaved schedule, which this selects. Default there: 2.", minimum=1
+        None,
+        "Chunks a rank in the interleaved schedule, which this selects. Default there: 2.",
+        minimum=1,
+        maximum=MOST_LAYERS,
     )
     microbatch_group_size_per_virtual_pipeline_stage: int | None = setting(
         None,
@@ -86,4 +94,5 @@ class ParallelConfig:
         10,
         "Minutes that a collective may take before the job is ended as hung. Raise it for slow file systems.",
         minimum=1,
+        maximum=365 * 24 * 60,
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .fields import setting
+from .fields import FP32_LARGEST, FP32_SMALLEST, setting
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,14 +18,20 @@ class PrecisionConfig:
         choices=("float32", "bfloat16", "float16", "float64"),
     )
     loss_scale: float | None = setting(
-        None, "Constant fp16 loss scale, a power of two. Default: dynamic.", above=0
+        None,
+        "Constant loss scale, a power of two. Default: dynamic with fp16, 1 with the other types.",
+        minimum=FP32_SMALLEST,
+        maximum=FP32_LARGEST,
     )
     initial_loss_scale: float = setting(
         2.0**32,
         "First dynamic fp16 loss scale. Megatron's 2^32 skips some 16 steps at the start; 65536 skips few.",
-        above=0,
+        minimum=FP32_SMALLEST,
+        maximum=FP32_LARGEST,
     )
-    min_loss_scale: float = setting(1.0, "Smallest dynamic loss scale.", above=0)
+    min_loss_scale: float = setting(
+        1.0, "Smallest dynamic loss scale.", minimum=FP32_SMALLEST, maximum=FP32_LARGEST
+    )
     loss_scale_window: int = setting(
         1000, "Steps without overflow after which the dynamic loss scale doubles.", minimum=1
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .fields import setting
+from .fields import INT32_LARGEST, setting
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -16,6 +16,7 @@ class EvaluationConfig:
         "Global batches in one evaluation. Megatron's 100 can cost more than the training between two of "
         "them; 10 is often enough.",
         minimum=0,
+        maximum=INT32_LARGEST,
     )
     eval_interval: int | None = setting(
         None,
