@@ -101,7 +101,7 @@ if [[ -z ${SLURM_STEP_ID:-} && ${SLURM_JOB_NUM_NODES:-1} -gt 1 && $nnodes == 1 ]
 fi
 
 accelerators() {
-    "$PYTHON" -c "from torch import accelerator as a; print(a.device_count() if a.is_available() else 0)"
+    "$PYTHON" -c "from torch import cuda; print(cuda.device_count() if cuda.is_available() else 0)"
 }
 cores=$(getconf _NPROCESSORS_ONLN)
 case $nproc in
@@ -197,7 +197,8 @@ if __name__ == "__main__":
             )
         from megalite.training.main import main
 
-        sys.exit(main(with_defaults(flags, int(os.environ.get("WORLD_SIZE", "1")))))
+        world_size = os.environ.get("WORLD_SIZE", "")
+        sys.exit(main(with_defaults(flags, int(world_size) if world_size.isdecimal() else 1)))
     except SystemExit as leaving:
         if leaving.code == 2 and os.environ.get("RANK", "0") == "0" and (text := advice(flags)):
             print(text, file=sys.stderr, flush=True)

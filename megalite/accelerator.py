@@ -7,10 +7,10 @@ tests.
 
 from __future__ import annotations
 
-import os
-
 import torch
 import torch.distributed as dist
+
+from megalite.training.errors import TrainingError
 
 # Dense bf16/fp16 peak, FLOP/s, from the vendors' data sheets (no sparsity); the longest matching name wins.
 _PEAK_FLOPS = {
@@ -25,15 +25,22 @@ _PEAK_FLOPS = {
 }
 
 
-def local_device() -> torch.device:
-    """The device of this process: the accelerator numbered LOCAL_RANK if there is one, else the CPU."""
-    if torch.accelerator.is_available():
-        kind = torch.accelerator.current_accelerator()
-        assert kind is not None  # is_available() promises it
-        index = int(os.environ.get("LOCAL_RANK", "0")) % torch.accelerator.device_count()
-        torch.accelerator.set_device_index(index)  # device only
-        return torch.device(kind.type, index)
-    return torch.device("cpu")
+def local_device(local_rank: int = 0) -> torch.device:
+    """The device of this process: CUDA's (or ROCm's) numbered ``local_rank``, else the CPU. Other
+    accelerators are left alone: Apple's has no fp64, in which losses and norms are added up.
+
+    Raises TrainingError when there are fewer devices than processes on this machine.
+    """
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    devices = torch.cuda.device_count()
+    if local_rank >= devices:
+        raise TrainingError(
+            f"LOCAL_RANK {local_rank}: this process sees {devices} GPU(s), and each takes one "
+            f"process; start at most {devices} on this machine, or let every process see all its GPUs"
+        )
+    torch.cuda.set_device(local_rank)  # device only
+    return torch.device("cuda", local_rank)
 
 
 def backend_for(device: torch.device, requested: str = "auto") -> str:
@@ -44,10 +51,10 @@ def backend_for(device: torch.device, requested: str = "auto") -> str:
 
 
 def pin(tensor: torch.Tensor) -> torch.Tensor:
-    """``tensor`` in page-locked host memory when an accelerator is there, so that its copy can run
+    """``tensor`` in page-locked host memory when a GPU is there, so that its copy can run
     asynchronously.
     """
-    return tensor.pin_memory() if torch.accelerator.is_available() else tensor  # device only
+    return tensor.pin_memory() if torch.cuda.is_available() else tensor  # device only
 
 
 def to_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
@@ -74,7 +81,7 @@ def peak_flops(device: torch.device) -> float | None:
     """Data-sheet dense bf16 peak of ``device`` in FLOP/s, or None where it is not known (then no MFU is
     printed).
     """
-    if device.type == "cpu":
+    if device.type != "cuda":
         return None
     name = torch.cuda.get_device_name(device)  # device only
     matches = [key for key in _PEAK_FLOPS if key in name]

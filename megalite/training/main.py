@@ -9,7 +9,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 
-from megalite.config import Config, parse_or_exit
+from megalite.config import Config, ConfigErrors, exit_with_errors, parse_or_exit
+from megalite.training.launcher import Place, place_of
 
 
 def main(argv: Sequence[str]) -> int:
@@ -18,29 +19,36 @@ def main(argv: Sequence[str]) -> int:
 
     A configuration error leaves with code 2 before torch is even imported.
     """
-    rank, world_size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
-    config = parse_or_exit(argv, world_size, rank)
+    try:
+        place = place_of(os.environ)
+    except ConfigErrors as errors:
+        exit_with_errors(errors, rank=0)  # no rank can be trusted to be the one that speaks
+    config = parse_or_exit(argv, place.world_size, place.rank)
     from torch.distributed.elastic.multiprocessing.errors import record
 
-    return record(_run)(config, rank, world_size) or 0
+    return record(_run)(config, place) or 0
 
 
-def _run(config: Config, rank: int, world_size: int) -> int:
-    from megalite.accelerator import local_device
+def _run(config: Config, place: Place) -> int:
+    from megalite.accelerator import backend_for, local_device
     from megalite.checkpoint import CheckpointError
     from megalite.parallel.topology import build_topology
     from megalite.training.errors import TrainingError
     from megalite.training.loop import run
 
-    device = local_device()
+    try:
+        device = local_device(place.local_rank)
+    except TrainingError as error:  # of this rank alone: the others have a device and would wait for it
+        print(f"error: {error}", file=sys.stderr, flush=True)
+        return 1
     timeout = timedelta(minutes=config.parallel.distributed_timeout_minutes)
     parallel = config.parallel
     try:
-        with _process_group(config, world_size, timeout):
+        with _process_group(backend_for(device, parallel.distributed_backend), place, timeout):
             tensor, pipeline = parallel.tensor_model_parallel_size, parallel.pipeline_model_parallel_size
             run(config, build_topology(tensor, pipeline, device, timeout))
     except (TrainingError, CheckpointError) as error:  # the same on every rank
-        if rank == 0:
+        if place.rank == 0:
             print(f"error: {error}", file=sys.stderr, flush=True)
         else:
             time.sleep(5)  # torchrun ends all ranks with the first that leaves: rank 0 must have spoken
@@ -49,18 +57,16 @@ def _run(config: Config, rank: int, world_size: int) -> int:
 
 
 @contextmanager
-def _process_group(config: Config, world_size: int, timeout: timedelta) -> Iterator[None]:
+def _process_group(backend: str, place: Place, timeout: timedelta) -> Iterator[None]:
     """The default process group while the run lasts; none for a single process.
 
     After an error it is not taken down: that would wait for ranks that may be waiting for this one.
     """
     import torch.distributed as dist
 
-    from megalite.accelerator import backend_for, local_device
-
-    if world_size == 1:
+    if place.world_size == 1:
         yield
         return
-    dist.init_process_group(backend_for(local_device(), config.parallel.distributed_backend), timeout=timeout)
+    dist.init_process_group(backend, timeout=timeout)
     yield
     dist.destroy_process_group()

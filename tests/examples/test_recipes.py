@@ -60,8 +60,10 @@ def test_started_by_torchrun_the_newcomer_is_told_by_the_first_rank(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    ranks = [launch(RANK=rank, LOCAL_RANK=rank, WORLD_SIZE="2") for rank in ("0", "1")]
+    place = {"WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}
+    ranks = [launch(RANK=rank, LOCAL_RANK=rank, **place) for rank in ("0", "1")]
     assert [done.returncode for done in ranks] == [2, 2]
+    assert ["no such file: runs/sample" in done.stderr for done in ranks] == [True, False]
     assert ["make pretrain" in done.stderr for done in ranks] == [True, False]
 
 

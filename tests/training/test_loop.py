@@ -122,6 +122,11 @@ def test_longer_mock_runs_draw_the_samples_they_would_have_drawn(
     assert "warning: seed was 1234 when the checkpoint was saved and is 7 now" in capsys.readouterr().out
 
 
+def test_the_largest_seed_trains_and_evaluates_on_mock_data() -> None:
+    """Validation and test samples are made from the seeds that follow it."""
+    train("--train-iters 1 --eval-iters 1 --seed 4294967295")
+
+
 def test_two_runs_do_not_save_to_one_folder(tmp_path: Path) -> None:
     folder = tmp_path / "new"
     train("--train-iters 1 --save", str(folder))
