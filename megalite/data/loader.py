@@ -24,7 +24,7 @@ from megalite import _C
 from megalite.accelerator import pin, to_device
 
 from .batch import Batch
-from .build import Dataset, DocumentRules
+from .build import Dataset, DocumentRules, SampleSource
 from .errors import DataError
 
 
@@ -50,13 +50,36 @@ class _HostBatches:
     cu_seqlens: list[torch.Tensor] | None
 
 
-def _read(dataset: Dataset, samples: np.ndarray) -> _HostBatches:
+def check_ids(source: SampleSource, samples: np.ndarray, tokens: np.ndarray, vocab_size: int) -> None:
+    """Raises DataError when one of ``tokens``, int64 (n, seq + 1), of ``samples`` (n,) is no id of the model.
+
+    An embedding split over ranks takes such an id for one of another rank, and would give zeros.
+    """
+    ids = tokens.view(np.uint64)  # where negative ids are huge: one pass over the batch finds both
+    if ids.max(initial=0) < vocab_size:
+        return
+    row, place = np.argwhere(ids >= vocab_size)[0]
+    before = int(place)
+    for piece in source.pieces(int(samples[row])):
+        if before < piece.tokens:
+            break
+        before -= piece.tokens
+    raise DataError(
+        f"{piece.prefix}: document {piece.document} holds id {tokens[row, place]} at token "
+        f"{piece.offset + before}, but the model's vocabulary is the {vocab_size} ids from 0; was the data "
+        "made with another tokenizer?"
+    )
+
+
+def _read(dataset: Dataset, samples: np.ndarray, vocab_size: int | None) -> _HostBatches:
     """``samples``: int64 (micro_batches, micro_batch_size)."""
     rules, seq = dataset.rules, dataset.samples.seq_length
     count, micro = samples.shape
     tokens = pin(torch.empty(count, micro, seq + 1, dtype=torch.int64))
     flat = tokens.numpy().reshape(count * micro, seq + 1)
     dataset.samples.read(samples.reshape(-1), flat)
+    if vocab_size is not None:
+        check_ids(dataset.samples, samples.reshape(-1), flat, vocab_size)
     if not (rules.eod_mask_loss or rules.reset_position_ids or rules.reset_attention_mask):
         return _HostBatches(torch.from_numpy(samples), tokens, None, None, None)
     shape = (count, micro, seq)
@@ -88,9 +111,10 @@ class StepLoader(Iterator[list[Batch]]):
         consumed_samples: int,
         device: torch.device,
         prefetch: int = 2,
+        vocab_size: int | None = None,
     ) -> None:
-        """``prefetch``: global batches read ahead. Raises DataError when the dataset ends before
-        ``consumed_samples``.
+        """``prefetch``: global batches read ahead. ``vocab_size``: of the model; a batch with another id
+        raises DataError. Raises DataError when the dataset ends before ``consumed_samples``.
         """
         if global_batch_size % (micro_batch_size * dp_size):
             raise DataError(
@@ -117,7 +141,10 @@ class StepLoader(Iterator[list[Batch]]):
         # The thread holds no reference to the loader, so that a forgotten loader is collected and its thread
         # ends.
         self._thread = threading.Thread(
-            target=_prefetch, args=(dataset, plan, self._queue, self._stop), name="megalite-data", daemon=True
+            target=_prefetch,
+            args=(dataset, plan, vocab_size, self._queue, self._stop),
+            name="megalite-data",
+            daemon=True,
         )
         weakref.finalize(self, self._stop.set)
         self._thread.start()
@@ -171,6 +198,7 @@ class StepLoader(Iterator[list[Batch]]):
 def _prefetch(
     dataset: Dataset,
     plan: Iterator[np.ndarray],
+    vocab_size: int | None,
     results: queue.Queue[_HostBatches | BaseException | None],
     stop: threading.Event,
 ) -> None:
@@ -178,7 +206,7 @@ def _prefetch(
     last: BaseException | None = None
     try:
         for samples in plan:
-            if not _put(results, _read(dataset, samples), stop):
+            if not _put(results, _read(dataset, samples, vocab_size), stop):
                 return
     except BaseException as error:
         last = error

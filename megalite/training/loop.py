@@ -179,6 +179,7 @@ def _loader(trainer: Trainer, dataset: Dataset, consumed_samples: int) -> StepLo
         dp.size,
         consumed_samples,
         trainer.topology.device,
+        vocab_size=trainer.config.model.vocab_size,
     )
 
 

@@ -32,6 +32,7 @@ def main(argv: Sequence[str]) -> int:
 def _run(config: Config, place: Place) -> int:
     from megalite.accelerator import backend_for, local_device
     from megalite.checkpoint import CheckpointError
+    from megalite.data.errors import DataError
     from megalite.parallel.topology import build_topology
     from megalite.training.errors import TrainingError
     from megalite.training.loop import run
@@ -52,6 +53,9 @@ def _run(config: Config, place: Place) -> int:
             print(f"error: {error}", file=sys.stderr, flush=True)
         else:
             time.sleep(5)  # torchrun ends all ranks with the first that leaves: rank 0 must have spoken
+        return 1
+    except DataError as error:  # in the samples of this rank; the others wait for it until torchrun ends them
+        print(f"error: rank {place.rank}: {error}", file=sys.stderr, flush=True)
         return 1
     return 0
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import re
 import threading
 from pathlib import Path
 
@@ -154,6 +155,40 @@ def test_an_error_while_reading_reaches_the_caller() -> None:
             next(loader)
         with pytest.raises(StopIteration):
             next(loader)
+
+
+def test_an_id_beyond_the_models_vocabulary_is_told_by_its_place(tmp_path: Path) -> None:
+    """Not by a loss of NaN: a split embedding gives zeros for it."""
+    prefix = numbered_dataset(tmp_path / "d", documents=7, length=9)  # ids 0 to 62, each once
+    dataset = build_datasets(data_config(tmp_path / "cache", prefix), Words(63, 62), 4, 3, (15, 0, 0)).train
+    assert dataset is not None
+    with StepLoader(dataset, 1, 1, 0, 1, 0, CPU, vocab_size=63) as loader:
+        assert len(list(loader)) == 15
+    with (
+        StepLoader(dataset, 1, 1, 0, 1, 0, CPU, vocab_size=40) as loader,
+        pytest.raises(DataError) as caught,
+    ):
+        list(loader)
+    found = re.fullmatch(
+        rf"{prefix}: document (\d+) holds id (\d+) at token (\d+), but the model's vocabulary is the 40 ids "
+        r"from 0; was the data made with another tokenizer\?",
+        str(caught.value),
+    )
+    assert found, caught.value
+    document, token, place = map(int, found.groups())
+    assert token == 9 * document + place >= 40
+
+
+def test_a_negative_id_is_no_id_of_the_model(tmp_path: Path) -> None:
+    prefix = numbered_dataset(tmp_path / "d", documents=1, length=5)
+    (tmp_path / "d.bin").write_bytes(np.array([1, 2, -3, 4, 5], dtype=np.int32).tobytes())
+    datasets = build_datasets(data_config(tmp_path / "cache", prefix), Words(9, 8), 4, 3, (1, 0, 0))
+    assert datasets.train is not None
+    with (
+        StepLoader(datasets.train, 1, 1, 0, 1, 0, CPU, vocab_size=9) as loader,
+        pytest.raises(DataError, match="document 0 holds id -3 at token 2,"),
+    ):
+        next(loader)
 
 
 def test_no_thread_is_left_behind() -> None:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import subprocess
 import sys
 import threading
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from megalite.data.indexed_dataset import DatasetWriter
 from tests.end_to_end.launch import LIMIT_SECONDS, MODEL_FLAGS, ROOT, SCRIPT, command, environment, launch
 
 
@@ -67,6 +70,22 @@ def test_a_dataset_without_tokens_is_told_once(tmp_path: Path) -> None:
     (message,) = (line for line in done.stderr.splitlines() if line.startswith("error: "))
     assert str(tmp_path / "corpus_text_document") in message
     assert "no tokens" in message
+
+
+def test_an_id_beyond_the_vocabulary_ends_the_job_though_one_rank_alone_reads_it(tmp_path: Path) -> None:
+    """Data that Megatron-LM prepared has no description that could tell before."""
+    length = int(MODEL_FLAGS["seq-length"]) + 1
+    with DatasetWriter(str(tmp_path / "d"), "int32", sync=False) as writer:
+        tokens = np.ones((38, length), dtype=np.int64)  # the 40 samples of 5 iterations
+        tokens[20, 8] = 61
+        writer.add(tokens.ravel(), np.full(38, length, dtype=np.int32))
+    flags = ["--split", "1,0,0", "--train-iters", "5", "--tensor-model-parallel-size", "1"]
+    done = launch("--data-path", str(tmp_path / "d"), *flags, mock=False)
+    assert done.returncode == 1
+    (message,) = (line for line in done.stderr.splitlines() if line.startswith("error: "))
+    assert re.match(rf"error: rank [01]: {tmp_path}/d: document 20 holds id 61 at token 8, but ", message)
+    assert "the 61 ids from 0" in message
+    assert "DataError" not in done.stderr  # nor a traceback
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
