@@ -10,8 +10,6 @@ from __future__ import annotations
 import torch
 import torch.distributed as dist
 
-from megalite.training.errors import TrainingError
-
 # Dense bf16/fp16 peak, FLOP/s, from the vendors' data sheets (no sparsity); the longest matching name wins.
 _PEAK_FLOPS = {
     "A100": 312e12,
@@ -25,22 +23,28 @@ _PEAK_FLOPS = {
 }
 
 
-def local_device(local_rank: int = 0) -> torch.device:
-    """The device of this process: CUDA's (or ROCm's) numbered ``local_rank``, else the CPU. Other
-    accelerators are left alone: Apple's has no fp64, in which losses and norms are added up.
+class DeviceError(RuntimeError):
+    """This process cannot have a device of its own."""
 
-    Raises TrainingError when there are fewer devices than processes on this machine.
+
+def local_device(local_rank: int = 0) -> torch.device:
+    """The device of this process: CUDA's (or ROCm's) numbered ``local_rank``, else the CPU.
+
+    A process that sees a single device takes it: schedulers bind one to each task. Other accelerators are
+    left alone: Apple's has no fp64, in which losses and norms are added up. Raises DeviceError when this
+    machine has fewer devices than processes.
     """
     if not torch.cuda.is_available():
         return torch.device("cpu")
     devices = torch.cuda.device_count()
-    if local_rank >= devices:
-        raise TrainingError(
-            f"LOCAL_RANK {local_rank}: this process sees {devices} GPU(s), and each takes one "
-            f"process; start at most {devices} on this machine, or let every process see all its GPUs"
+    index = 0 if devices == 1 else local_rank
+    if index >= devices:
+        raise DeviceError(
+            f"LOCAL_RANK {local_rank}: this process sees {devices} GPUs, and each takes one process; "
+            f"start at most {devices} on this machine"
         )
-    torch.cuda.set_device(local_rank)  # device only
-    return torch.device("cuda", local_rank)
+    torch.cuda.set_device(index)  # device only
+    return torch.device("cuda", index)
 
 
 def backend_for(device: torch.device, requested: str = "auto") -> str:

@@ -30,7 +30,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _run(config: Config, place: Place) -> int:
-    from megalite.accelerator import backend_for, local_device
+    from megalite.accelerator import DeviceError, backend_for, local_device
     from megalite.checkpoint import CheckpointError
     from megalite.data.errors import DataError
     from megalite.parallel.topology import build_topology
@@ -39,7 +39,7 @@ def _run(config: Config, place: Place) -> int:
 
     try:
         device = local_device(place.local_rank)
-    except TrainingError as error:  # of this rank alone: the others have a device and would wait for it
+    except DeviceError as error:  # of this rank alone: the others have a device and would wait for it
         print(f"error: {error}", file=sys.stderr, flush=True)
         return 1
     timeout = timedelta(minutes=config.parallel.distributed_timeout_minutes)

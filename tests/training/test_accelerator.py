@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from megalite.accelerator import local_device, peak_flops
-from megalite.training.errors import TrainingError
+from megalite.accelerator import DeviceError, local_device, peak_flops
 
 
 def pretend(monkeypatch: pytest.MonkeyPatch, gpus: int) -> None:
@@ -22,7 +21,7 @@ def test_each_process_takes_the_gpu_of_its_number(monkeypatch: pytest.MonkeyPatc
 
 def test_two_processes_never_share_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     pretend(monkeypatch, gpus=2)
-    with pytest.raises(TrainingError, match=r"LOCAL_RANK 2: this process sees 2 GPU.* at most 2 on this"):
+    with pytest.raises(DeviceError, match=r"LOCAL_RANK 2: this process sees 2 GPU.* at most 2 on this"):
         local_device(2)
 
 
