@@ -122,9 +122,7 @@ def _pieces(length: int, decay_ranges: Sequence[Range]) -> Iterator[tuple[int, i
 
 
 def backend_for(tensor: Tensor, requested: str | None) -> str:
-    """The backend `requested`, else C++ for memory of the host in any dtype, and the usual choice
-    elsewhere.
-    """
+    """The backend `requested`, else C++ in host memory, whatever the dtype, else the usual choice."""
     return choose(tensor, requested or ("cpu" if tensor.device.type == "cpu" else None))
 
 

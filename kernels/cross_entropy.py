@@ -252,8 +252,7 @@ class _CrossEntropy(torch.autograd.Function):
         logits, target, normaliser = ctx.saved_tensors
         if ctx.inplace:
             cross_entropy_backward_(grad, logits, target, normaliser, *ctx.constants)
-            # Whoever else saved the logits, a second backward of this loss included, now gets autograd's
-            # error.
+            # Whoever else saved the logits, this loss's second backward included, now gets autograd's error.
             torch.autograd.graph.increment_version(logits)
             grad_logits = logits.detach()
         else:

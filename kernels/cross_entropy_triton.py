@@ -1,5 +1,6 @@
-"""Triton kernels of vocab-parallel cross-entropy: 2 bytes a bf16 logit read forward, 2 read and 2 written
-backward.
+"""Triton kernels of vocab-parallel cross-entropy.
+
+Bytes a bf16 logit: forward 2 read, backward 2 read and 2 written.
 """
 # mypy: allow-untyped-defs, allow-incomplete-defs
 
@@ -37,9 +38,7 @@ def statistics_kernel(
     LOGITS, TARGET, STATS, stride, rows, columns, vocab_start, ignore_index,
     SUM: tl.constexpr, BLOCK: tl.constexpr, LANES: tl.constexpr,
 ):  # fmt: skip
-    """One row a program: maximum, sum of exp(x - maximum), the target's logit if it is here, sum of x (if
-    SUM).
-    """
+    """One row a program: maximum, sum of exp(x - maximum), the target's logit if here, sum of x if SUM."""
     row = tl.program_id(0).to(tl.int64)
     target = tl.load(TARGET + row).to(tl.int64)
     here = LOGITS + row * stride
@@ -49,8 +48,7 @@ def statistics_kernel(
     total = tl.zeros((BLOCK // LANES,), tl.float32)
     read = tl.where(target == ignore_index, 0, columns)  # an ignored row is not read
     whole = read // BLOCK * BLOCK
-    # Whole tiles are read without a mask: a vocabulary that is no multiple of 16 would cost the 128-bit
-    # loads.
+    # Whole tiles need no mask, which at a vocabulary that is no multiple of 16 would cost 128-bit loads.
     for start in range(0, whole, BLOCK):
         x = tl.load(here + start + lane).to(tl.float32)
         largest, exp_sum = _fold(largest, exp_sum, x, LANES)
@@ -78,8 +76,9 @@ def backward_kernel(
     GRAD, LOGITS, TARGET, NORMALISER, OUT, grad_stride, stride, out_stride, rows, width, columns, tiles,
     vocab_start, ignore_index, label_smoothing, smoothing_share, z_loss, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """g (p (1 + 2 z lse) - smoothing / vocabulary - (1 - smoothing) [column is target]); 0 for padding,
-    ignored rows.
+    """g (p (1 + 2 z lse) - smoothing / vocabulary - (1 - smoothing) [column is target]).
+
+    0 for padding and ignored rows.
     """
     program = tl.program_id(0)
     row = (program // tiles).to(tl.int64)

@@ -48,9 +48,10 @@ def keep(counters: Tensor, key: int, rate: float) -> Tensor:
 def counters_of(
     samples: Tensor, first_position: int, positions: int, total_positions: int, channels: int
 ) -> Tensor:
-    """A number for each element of a (positions, samples, channels) tensor whose first position is
-    ``first_position`` of
-    ``total_positions``; ``samples``: int64 (batch,), the samples' global numbers.
+    """A number for each element of a tensor (positions, batch, channels): int64, of that shape.
+
+    Its first position is ``first_position`` of ``total_positions``; ``samples``: int64 (batch,), the samples'
+    global numbers.
     """
     place = torch.arange(first_position, first_position + positions, device=samples.device).unsqueeze(1)
     rows = samples.unsqueeze(0) * total_positions + place  # (positions, batch)

@@ -27,11 +27,9 @@ NORM_WARPS = 8
 
 @triton.jit
 def _inside(place, BORDERS, FIRST, BLOCK: tl.constexpr):
-    """Which places of this tile lie in a range: at each border (start, stop, start, ...) the answer turns
-    over.
+    """Which places of this tile lie in a range: the answer changes at each border (start, stop, start, ...).
 
-    FIRST[t] counts the borders at or before the start of tile t, so a tile looks at its own few borders
-    alone.
+    FIRST[t] counts the borders at or before the start of tile t, so a tile looks at its own few alone.
     """
     tile = tl.program_id(0)
     first = tl.load(FIRST + tile)
@@ -47,9 +45,7 @@ def adamw_kernel(
     MASTER, WEIGHTS, GRADS, EXP_AVG, EXP_AVG_SQ, SCALARS, BORDERS, FIRST, n,
     beta1, one_minus_beta1, beta2, one_minus_beta2, eps, weight_decay, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """One step on BLOCK elements; nothing happens where the fifth scalar is set. WEIGHTS is None if they
-    are the master.
-    """
+    """One step on BLOCK elements, none where the fifth scalar is set; WEIGHTS may be None."""
     if tl.load(SCALARS + 4) == 0.0:
         lr = tl.load(SCALARS)
         place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
@@ -94,9 +90,7 @@ def adamw(
     scalars: Tensor, beta1: float, beta2: float, eps: float, weight_decay: float,
     decay_ranges: Sequence[Range],
 ) -> None:  # fmt: skip
-    """One AdamW step in place; see `megalite.kernels.adamw.adamw`. `weights` receive the rounded master
-    if given.
-    """
+    """One step in place; see `megalite.kernels.adamw.adamw`. `weights`, if given, get the rounded master."""
     n = master.numel()
     warn_unaligned("the flat buffer of adamw", n, 2)
     borders, first = _tables(tuple(decay_ranges), n, ADAMW_BLOCK, master.device)

@@ -1,7 +1,7 @@
-"""The fused C++ kernels of megalite._C for bf16 and fp32 tensors on a CPU: one pass over memory where torch
-makes many.
+"""The fused C++ kernels of megalite._C for bf16 and fp32 tensors on a CPU.
 
-Deterministic for any number of threads. Each function mirrors the one of the same name in the Triton backend.
+One pass over memory where torch makes many. Deterministic for any number of threads. Each function mirrors
+the one of the same name in the Triton backend.
 """
 
 from __future__ import annotations

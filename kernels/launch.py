@@ -1,6 +1,4 @@
-"""What every Triton launch shares: rows of a strided tensor, the device guard, the number of programs,
-alignment.
-"""
+"""What every Triton launch shares: the device guard, rows of a strided tensor, processors, alignment."""
 
 from __future__ import annotations
 
@@ -11,8 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-# Processors of a device that has none of its own kind of them (the interpreter): few, as each program costs a
-# millisecond.
+# Where there is no GPU, in the interpreter: few, as each program costs a millisecond.
 _INTERPRETED_PROCESSORS = 4
 
 
@@ -41,9 +38,7 @@ def processors(device: torch.device) -> int:
 
 
 def as_rows(x: Tensor) -> Tensor:
-    """x as (rows, last dim) with unit stride in the last; a view wherever the strides allow, otherwise a
-    copy.
-    """
+    """x as (rows, last dim) with unit stride in the last; a view where the strides allow, else a copy."""
     if x.stride(-1) != 1 and x.shape[-1] > 1:
         x = x.contiguous()
     return x.reshape(x.shape[:-1].numel(), x.shape[-1])

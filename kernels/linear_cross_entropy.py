@@ -1,5 +1,4 @@
-"""The language-model head and its cross-entropy together, a chunk of tokens at a time, never holding all
-logits.
+"""The language-model head with its cross-entropy, a chunk of tokens at a time: never are all logits held.
 
 Forward keeps the losses, two fp32 numbers a token and the last chunk's logits; backward makes each other
 chunk's logits again (a third more products in the head), turns them into their gradient in place, and adds to
@@ -96,8 +95,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
             grad_weight = torch.zeros(weight.shape, dtype=wide, device=weight.device)
         for start in reversed(range(0, hidden.shape[0], ctx.rows)):
             chunk = slice(start, start + ctx.rows)
-            # The last chunk's logits are still there at the first backward; they become their gradient in
-            # place.
+            # The last chunk's logits are still there at the first backward.
             logits, ctx.last_logits = ctx.last_logits, None
             if logits is None:
                 logits = torch.nn.functional.linear(hidden[chunk], weight, bias)
@@ -142,8 +140,7 @@ def linear_cross_entropy(
     sink: GradientSink | None = None,
     backend: str | None = None,
 ) -> Tensor:
-    """`vocab_parallel_cross_entropy(hidden @ weight.T + bias, target, ...)` in chunks of at most `budget`
-    bytes of logits.
+    """`vocab_parallel_cross_entropy(hidden @ weight.T + bias, ...)`, `budget` bytes of logits at once.
 
     hidden: (..., hidden_size), the same on every rank of `group`; weight: (local columns, hidden_size), this
     rank's rows of the head; target: (...). The loss of each token, fp32 (fp64 for fp64), is the same on every

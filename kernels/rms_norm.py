@@ -1,7 +1,8 @@
 """Root-mean-square normalisation, alone or after a residual is added.
 
-y = x / sqrt(mean(x^2) + eps) * (weight + weight_offset): Zhang and Sennrich 2019, https://arxiv.org/abs/1910.07467,
-eq. 4. Saved for backward: the normalised tensor's source, weight and one fp32 number a row.
+y = x / sqrt(mean(x^2) + eps) * (weight + weight_offset): Zhang and Sennrich 2019,
+https://arxiv.org/abs/1910.07467, eq. 4. Saved for backward: what was normalised, the weight and one fp32
+number a row.
 """
 
 from __future__ import annotations
@@ -25,9 +26,7 @@ def rms_norm_reference(x: Tensor, weight: Tensor, eps: float = 1e-6, weight_offs
 def add_rms_norm_reference(
     x: Tensor, residual: Tensor, weight: Tensor, eps: float = 1e-6, weight_offset: float = 0.0
 ) -> tuple[Tensor, Tensor]:
-    """The norm of x + residual in x's dtype, and that sum in the residual's dtype, in plain differentiable
-    torch.
-    """
+    """The norm of x + residual in x's dtype, and that sum in the residual's, in differentiable torch."""
     total = (x.to(statistics_dtype(x.dtype)) + residual).to(residual.dtype)
     return rms_norm_reference(total, weight, eps, weight_offset).to(x.dtype), total
 

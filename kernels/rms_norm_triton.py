@@ -69,8 +69,7 @@ def backward_kernel(
     DY, DS, X, W, RSTD, DX, PARTIAL, dy_stride, ds_stride, x_stride, rows, columns, weight_offset,
     ROWS: tl.constexpr, BLOCK: tl.constexpr, CHUNKS: tl.constexpr,
 ):  # fmt: skip
-    """dx = rstd * (dy (w + offset) - x_hat mean(dy (w + offset) x_hat)) + ds, and this program's sum of dy
-    x_hat.
+    """dx = rstd * (dy (w + offset) - x_hat mean(dy (w + offset) x_hat)) + ds, and partial sums of dy x_hat.
 
     Program (p, c) takes every num_programs-th group of ROWS rows and writes columns c BLOCK to (c + 1) BLOCK.
     The operands are read a second time, from cache, rather than held in registers across the reduction: at
@@ -92,8 +91,7 @@ def backward_kernel(
         for chunk in range(CHUNKS):
             every = chunk * BLOCK + place
             mask = inside & (every < columns)
-            # The eviction hints keep the two reads apart: the compiler would make them one and hold its
-            # registers.
+            # The eviction hints keep the two reads apart: merged, they would be held in registers.
             x = _wide(X + row * x_stride + every, mask, "evict_last")
             dy = _wide(DY + row * dy_stride + every, mask, "evict_last")
             w = _wide(W + every, every < columns, "evict_last")
@@ -126,9 +124,7 @@ class Plan:
 
 
 def forward_plan(columns: int) -> Plan:
-    """16 elements a thread; a row longer than 16,384 is read in chunks, twice (the second time from
-    cache).
-    """
+    """16 elements a thread; a row longer than 16,384 is read in chunks, twice (then from cache)."""
     block = power_of_two(columns)
     if block > 16384:
         return Plan(1, 8192, -(-columns // 8192), 16)
@@ -168,9 +164,7 @@ def forward(
 def backward(
     grad: Tensor, grad_total: Tensor | None, x: Tensor, weight: Tensor, rstd: Tensor, weight_offset: float
 ) -> tuple[Tensor, Tensor]:
-    """Gradients of the normalised tensor x (grad_total added) and of weight, summed in fp32 in a fixed
-    order.
-    """
+    """Gradients of the normalised x (grad_total added) and of weight, summed in fp32 in a fixed order."""
     x_rows, dy_rows = as_rows(x), as_rows(grad)
     ds_rows = None if grad_total is None else as_rows(grad_total)
     rows, columns = x_rows.shape

@@ -1,7 +1,7 @@
 """Rotary position embedding: each pair of channels of q and k is rotated by position x frequency.
 
-Su et al. 2021, https://arxiv.org/abs/2104.09864, eq. 34.
-A rotation's gradient is the inverse rotation, so backward needs the table alone.
+Su et al. 2021, https://arxiv.org/abs/2104.09864, eq. 34. A rotation's gradient is the inverse rotation, so
+backward needs the table alone.
 """
 
 from __future__ import annotations
@@ -17,9 +17,8 @@ from megalite.kernels.dispatch import choose, register, statistics_dtype
 def _rotate(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
     wide = statistics_dtype(x.dtype)
     half = cos.shape[-1]
-    for _ in range(
-        x.dim() - cos.dim()
-    ):  # the table has no head dims, and no batch dim unless positions differ by sample
+    # The table has no head dims, and no batch dim unless positions differ by sample.
+    for _ in range(x.dim() - cos.dim()):
         cos, sin = cos.unsqueeze(-2), sin.unsqueeze(-2)
     cos, sin = cos.to(wide), sin.to(wide)
     rotary = x[..., : 2 * half].to(wide)

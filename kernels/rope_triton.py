@@ -1,6 +1,4 @@
-"""Triton kernel of the rotary embedding: q and k in one launch, 4 bytes a bf16 element, tables shared by the
-heads.
-"""
+"""Triton kernel of the rotary embedding: q and k in one launch, 4 bytes a bf16 element."""
 # mypy: allow-untyped-defs, allow-incomplete-defs
 
 from __future__ import annotations
@@ -13,7 +11,7 @@ from torch import Tensor
 from megalite.kernels import launch
 from megalite.kernels.launch import power_of_two, warn_unaligned
 
-# Of one program, its heads x head_dim: 16 bytes of bf16 a thread at once, on AMD's 64-wide warps too.
+# Heads x head_dim of one program: 16 bytes of bf16 a thread at once, on AMD's 64-wide warps too.
 ELEMENTS = 4096
 WARPS = 4
 
@@ -23,9 +21,7 @@ def _rotate(
     IN, OUT, cos, sin, first, heads, inner, outer_stride, inner_stride, half, head_dim,
     HEADS: tl.constexpr, HALF: tl.constexpr, REST: tl.constexpr, INTERLEAVED: tl.constexpr,
 ):  # fmt: skip
-    """Rotate HEADS heads of one token; head h lies at group h // inner, place h % inner. OUT is
-    contiguous.
-    """
+    """Rotate HEADS heads of one token; head h is h % inner of group h // inner. OUT is contiguous."""
     head = first + tl.arange(0, HEADS)[:, None]
     source = IN + (head // inner).to(tl.int64) * outer_stride + (head % inner).to(tl.int64) * inner_stride
     result = OUT + head.to(tl.int64) * head_dim

@@ -1,6 +1,4 @@
-"""Angles of the rotary position embedding: frequencies, the scalings that stretch the context, tables of cos
-and sin.
-"""
+"""Angles of the rotary position embedding, with the scalings that stretch the context."""
 
 from __future__ import annotations
 
@@ -13,8 +11,9 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Llama3Scaling:
-    """Slow frequencies divided by `factor`, fast ones kept, a linear blend between (Llama 3.1, arXiv
-    2407.21783, 3.4).
+    """Slow frequencies divided by `factor`, fast ones kept, a linear blend between.
+
+    Llama 3.1, arXiv 2407.21783, section 3.4.
     """
 
     factor: float = 8.0
@@ -24,9 +23,8 @@ class Llama3Scaling:
 
     def frequencies(self, inverse: Tensor, base: float) -> Tensor:
         """The scaled radians a position, from the plain ones."""
-        turns = (
-            self.original_max_position * inverse / (2 * math.pi)
-        )  # of a channel pair over the original context
+        # Turns of a channel pair over the original context.
+        turns = self.original_max_position * inverse / (2 * math.pi)
         blend = (turns - self.low_freq_factor) / (self.high_freq_factor - self.low_freq_factor)
         blend = blend.clamp(0.0, 1.0)
         return inverse * (blend + (1.0 - blend) / self.factor)
@@ -39,8 +37,9 @@ class Llama3Scaling:
 
 @dataclass(frozen=True)
 class YarnScaling:
-    """NTK-by-parts interpolation with an attention temperature (Peng et al. 2023, arXiv 2309.00071, eq. 17 to
-    22).
+    """NTK-by-parts interpolation with an attention temperature.
+
+    Peng et al. 2023, arXiv 2309.00071, eq. 17 to 22.
     """
 
     factor: float

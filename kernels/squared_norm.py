@@ -1,5 +1,4 @@
-"""Sum of squares over ranges of a flat buffer, in fp64: the gradient norm and the detection of non-finite
-gradients in one read.
+"""Sum of squares over ranges of a flat buffer: the gradient norm, and whether it is finite, in one read.
 
 In fp64 the square of an fp32 number neither overflows nor rounds, so the sum is finite exactly when every
 element is.
