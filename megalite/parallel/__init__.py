@@ -1,3 +1,1 @@
-"""How one model is spread over many processes: topology, parameter records, collectives, parallel layers,
-gradient buckets.
-"""
+"""How one model is spread over many processes: groups, collectives, parallel layers, gradient buckets."""

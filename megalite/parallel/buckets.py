@@ -1,5 +1,4 @@
-"""Flat parameter and gradient memory, cut into buckets that are reduced over the data-parallel ranks while
-backward goes on.
+"""Flat parameter and gradient memory, cut into buckets that are reduced over dp while backward goes on.
 
 Parameters are laid out in the reverse of the order in which forward uses them, which is roughly the order in
 which backward fills their gradients. A bucket is reduced as soon as the last gradient of the last micro-batch
@@ -49,9 +48,7 @@ class FlatBucket:
 
 
 def main_grad_dtype(dtype: torch.dtype) -> torch.dtype:
-    """dtype in which gradients are accumulated and the optimizer works: fp64 for fp64 parameters, fp32 for
-    all others.
-    """
+    """The gradients' and the optimizer's own dtype: fp64 for fp64 parameters, fp32 for all others."""
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
@@ -65,10 +62,10 @@ def _align(offset: int) -> int:
 
 
 def plan_buckets(sizes: Sequence[int], alone: Sequence[bool], bucket_size: int) -> list[list[int]]:
-    """Group parameters, given by size in buffer order, into buckets of at least ``bucket_size`` elements (the
-    last may be smaller).
+    """Group parameters, given by size in buffer order, into buckets of at least ``bucket_size`` elements.
 
-    A parameter with ``alone`` set gets a bucket of its own. Returns the indices in each bucket.
+    The last may be smaller; a parameter with ``alone`` set gets a bucket of its own. Returns the indices in
+    each bucket.
     """
     buckets: list[list[int]] = []
     current: list[int] = []
@@ -220,9 +217,7 @@ def _connect(
     attach_sink(param, _Sink(grad, weight_gradients, ready))
 
     def move_gradient(leaf: torch.Tensor) -> None:
-        """For gradients that autograd computed (norms, biases); linear layers and embeddings bring theirs
-        themselves.
-        """
+        """For norms and biases; linear layers and embeddings bring their gradients themselves."""
         if leaf.grad is not None:
             grad.add_(leaf.grad)
             leaf.grad = None

@@ -37,9 +37,9 @@ class _LookUp(torch.autograd.Function):
 def vocab_parallel_embedding(
     tokens: torch.Tensor, weight: torch.Tensor, start: int, axis: Axis, sequence_parallel: bool
 ) -> torch.Tensor:
-    """Embed ``tokens`` (seq, batch) with ``weight`` (padded vocab / tp, hidden) whose first row is token
-    ``start``.
+    """Rows of a table for ``tokens``, int64 (seq, batch).
 
-    Returns (seq, batch, hidden), or the sequence shard (seq / tp, batch, hidden).
+    ``weight``: (padded vocab / tp, hidden), its first row that of token ``start``. Returns (seq, batch,
+    hidden) in its dtype, or with ``sequence_parallel`` the shard (seq / tp, batch, hidden).
     """
     return sum_partials(_LookUp.apply(tokens, weight, start), axis, sequence_parallel)

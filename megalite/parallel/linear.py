@@ -54,8 +54,9 @@ def _rows(tensor: torch.Tensor) -> torch.Tensor:
 
 
 class _ColumnLinear(torch.autograd.Function):
-    """f fused into the product: forward identity (all-gather of sequence shards), backward all-reduce
-    (reduce-scatter) of dx.
+    """f fused into the product: identity forward, all-reduce of dx backward.
+
+    With sequence parallelism: all-gather of sequence shards forward, reduce-scatter of dx backward.
     """
 
     @staticmethod

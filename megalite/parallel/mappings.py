@@ -1,5 +1,4 @@
-"""Each collective of the tensor-parallel axis beside its conjugate: what one does forward, the other does
-backward.
+"""Each collective of the tensor-parallel axis beside its conjugate, which is its backward.
 
 Along tp a tensor is either whole on every rank, a shard of the sequence (dim 0), or a partial sum. f and g
 are the names of Shoeybi et al. 2019 (arXiv 1909.08053), g-bar of Korthikanti et al. 2022 (arXiv 2205.05198).
@@ -30,9 +29,7 @@ def all_reduce(
 
 
 def start_all_gather(shard: torch.Tensor, axis: Axis) -> tuple[torch.Tensor, dist.Work | None]:
-    """Begin to collect the shards of dim 0: ``(n, ...)`` -> ``(n * size, ...)``, valid once the returned work
-    is waited for.
-    """
+    """Begin to collect the shards of dim 0, ``(n, ...)`` -> ``(n * size, ...)``; see :func:`finish`."""
     if axis.group is None:
         return shard, None
     whole = shard.new_empty((shard.shape[0] * axis.size, *shard.shape[1:]))
@@ -90,9 +87,7 @@ class _SumPartialsToShards(torch.autograd.Function):
 
 
 def sum_partials(partial: torch.Tensor, axis: Axis, sequence_parallel: bool) -> torch.Tensor:
-    """Partial sums ``(seq, ...)`` to the whole, ``(seq, ...)`` on every rank, or its sequence shard ``(seq /
-    tp, ...)``.
-    """
+    """Partial sums ``(seq, ...)`` to the whole on every rank, or its sequence shard ``(seq / tp, ...)``."""
     if axis.size == 1:
         return partial
     function = _SumPartialsToShards if sequence_parallel else _SumPartials

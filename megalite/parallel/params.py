@@ -1,7 +1,7 @@
-"""A parameter knows how it is sharded: one record a parameter, read by initialisation, reduction, norm, decay
-and checkpoints.
+"""A parameter knows how it is sharded: one record a parameter.
 
-Nothing else in the project keeps lists of parameter names.
+Initialisation, gradient reduction, norm, weight decay and checkpoints read it; nothing else in the project
+keeps lists of parameter names.
 """
 
 from __future__ import annotations
@@ -104,12 +104,12 @@ def narrow_to_block(tensor: torch.Tensor, parameter: torch.Tensor) -> torch.Tens
 def seeded_normal(
     seed: int, name: str, global_shape: tuple[int, ...], rows: np.ndarray, std: float
 ) -> torch.Tensor:
-    """Standard-deviation-``std`` normal values of the given rows of a global tensor, as float64 ``(len(rows),
-    row_length)``.
+    """Normal values of the given rows of a global tensor: float64 ``(len(rows), row_length)``.
 
-    A row is the last dimension; rows are numbered over all others. Row r is a function of (seed, name, r)
-    alone: its uniform numbers are the outputs of Philox4x64 (Salmon et al. 2011) from a counter that starts
-    at r times the row's blocks, mapped through the inverse normal distribution function.
+    ``std``: their standard deviation. ``rows``: int64; a row is the last dim, rows are numbered over all
+    others. Row r is a function of (seed, name, r) alone: its uniform numbers are the outputs of Philox4x64
+    (Salmon et al. 2011) from a counter that starts at r times the row's blocks, mapped through the inverse
+    normal distribution function.
     """
     length = global_shape[-1]
     key = np.frombuffer(hashlib.blake2b(f"{seed}/{name}".encode(), digest_size=16).digest(), dtype=np.uint64)
@@ -161,10 +161,10 @@ class ParameterFactory:
         counted: bool = True,
         uses: int = 1,
     ) -> nn.Parameter:
-        """A parameter whose ``split_dim`` is cut over the tp axis; ``padded`` (default: the dim itself) is
-        the length that is cut.
+        """A parameter whose ``split_dim`` is cut over the tp axis.
 
-        Raises ValueError when the length does not divide.
+        ``padded``: the length that is cut, by default that of the dim. Raises ValueError when tp does not
+        divide it.
         """
         tp = self.topology.tp
         length = shape[split_dim] if padded is None else padded
@@ -187,17 +187,13 @@ class ParameterFactory:
         *,
         std: float = 0.0,
         constant: float = 0.0,
-        on_sequence_shard: bool = True,
         decay: bool = True,
     ) -> nn.Parameter:
-        """A parameter that every tp rank holds whole; its gradient is partial where it acts on a shard of the
-        sequence.
-        """
-        partial = self.sequence_parallel and on_sequence_shard
+        """A parameter that every tp rank holds whole; with sequence parallelism its gradient is partial."""
         record = ParamRecord(
             self.prefix + name,
             shape,
-            sum_grad_over=("tp",) if partial else (),
+            sum_grad_over=("tp",) if self.sequence_parallel else (),
             counted=self.topology.tp.rank == 0,
             decay=decay,
         )
@@ -220,9 +216,7 @@ class ParameterFactory:
 def _initial_block(
     seed: int, record: ParamRecord, offsets: tuple[int, ...], sizes: tuple[int, ...], std: float
 ) -> torch.Tensor:
-    """Initial values of one rectangle of the global tensor: whole rows are drawn, then the rectangle's
-    columns kept.
-    """
+    """Initial values of one rectangle of the global tensor, cut out of its whole rows."""
     shape = record.global_shape
     outer = zip(offsets[:-1], sizes[:-1], strict=True)
     grid = np.ix_(*(np.arange(start, start + size) for start, size in outer))

@@ -30,15 +30,6 @@ class Axis:
 
 
 @dataclass(frozen=True)
-class Coordinates:
-    """Place of one rank in the mesh."""
-
-    tp: int
-    dp: int
-    pp: int
-
-
-@dataclass(frozen=True)
 class Topology:
     """All that a process knows about its place.
 
@@ -69,13 +60,6 @@ class Topology:
         if not isinstance(axis, Axis):
             raise KeyError(f"no axis {name!r}")
         return axis
-
-
-def coordinates(rank: int, tensor: int, data: int) -> Coordinates:
-    """Place of ``rank`` in a mesh whose tp axis has ``tensor`` and whose dp axis has ``data`` ranks; tp runs
-    fastest, pp slowest.
-    """
-    return Coordinates(tp=rank % tensor, dp=rank // tensor % data, pp=rank // (tensor * data))
 
 
 def axis_ranks(world_size: int, tensor: int, pipeline: int) -> dict[str, list[tuple[int, ...]]]:

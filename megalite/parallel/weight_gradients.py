@@ -1,6 +1,4 @@
-"""When linear layers compute their weight gradients: within the backward pass, or later where a schedule has
-room.
-"""
+"""When linear layers compute their weight gradients: in the backward pass, or later by schedule."""
 
 from __future__ import annotations
 
@@ -15,9 +13,7 @@ class WeightGradients:
         self._later: list[Callable[[], None]] | None = None
 
     def compute(self, work: Callable[[], None]) -> None:
-        """Do ``work``, which adds one weight's gradient, now or when the list of :meth:`put_off` is worked
-        through.
-        """
+        """Do ``work``, which adds one weight's gradient, now or when the list of :meth:`put_off` is run."""
         if self._later is None:
             work()
         else:

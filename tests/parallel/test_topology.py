@@ -3,15 +3,29 @@
 from __future__ import annotations
 
 from itertools import combinations
+from typing import NamedTuple
 
 import pytest
 import torch
 import torch.distributed as dist
 
-from megalite.parallel.topology import axis_ranks, build_topology, coordinates
+from megalite.parallel.topology import axis_ranks, build_topology
 from tests.pool import WorkerPool
 
 LAYOUTS = [(tp, pp, dp) for tp in (1, 2, 4) for pp in (1, 2, 4) for dp in (1, 2, 3)]
+
+
+class Coordinates(NamedTuple):
+    """Place of a rank in the mesh."""
+
+    tp: int
+    dp: int
+    pp: int
+
+
+def coordinates(rank: int, tp: int, dp: int) -> Coordinates:
+    """tp runs fastest, pp slowest."""
+    return Coordinates(tp=rank % tp, dp=rank // tp % dp, pp=rank // (tp * dp))
 
 
 @pytest.mark.parametrize(("tp", "pp", "dp"), LAYOUTS)
