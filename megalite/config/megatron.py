@@ -73,7 +73,7 @@ ABSENT = {
     "--full-validation": "set --eval-iters to the length of the validation data",
     "--padded-vocab-size --no-pad-vocab-size": "use --vocab-size and --make-vocab-size-divisible-by",
     "--tokenizer-metadata --tokenizer-special-tokens --chat-template": "put it into the tokenizer.json",
-    "--tiktoken-pattern --tiktoken-num-special-tokens --tokenizer-sentencepiece-legacy "
+    "--tokenizer-sentencepiece-legacy "
     "--no-tokenizer-sentencepiece-ignore-extra-whitespaces": "convert the tokenizer to a tokenizer.json",
     "--tokenizer-hf-no-use-fast": "only fast tokenizers (tokenizer.json) are read",
     "--trust-remote-code": "no code from a tokenizer's folder is ever run; use its tokenizer.json",

@@ -9,6 +9,11 @@ import orjson
 
 from .errors import ConfigError
 
+BYTE_LEVEL = 257
+# Ranks of a tiktoken rank file: ids of the vocabulary with its special tokens.
+TIKTOKEN_RANKS = {50256: 50257, 50280: 50281, 100256: 100277, 199998: 200019}
+TIKTOKEN_JSON = 131072
+
 
 def vocabulary_size(
     tokenizer_type: str,
@@ -33,13 +38,68 @@ def vocabulary_size(
         _require_file("--merge-file", merge_file, "merges.txt", errors)
         path = _require_file("--vocab-file", vocab_file, "vocab.json", errors)
         known = _read("--vocab-file", path, _ids_of_vocab_json, errors) if path else None
-    else:
+    elif tokenizer_type == "ByteLevelTokenizer":
+        known = BYTE_LEVEL
+    elif tokenizer_type == "HuggingFaceTokenizer":
         path = _require_tokenizer_json(tokenizer_model, errors)
         known = _read("--tokenizer-model", path, _ids_of_tokenizer_json, errors) if path else None
+    else:
+        path = _require_model(tokenizer_type, tokenizer_model, errors)
+        if path is None:
+            known = None
+        elif tokenizer_type != "TikTokenizer":
+            known = _sentencepiece(path, errors)
+        elif path.suffix == ".json":
+            known = vocab_size or TIKTOKEN_JSON  # the vocabulary is cut to what is wanted
+        else:
+            known = _tiktoken_ranks(path, errors)
     if known is not None and vocab_size is not None and vocab_size < known:
         rule = f"smaller than the tokenizer's {known} tokens"
         errors.append(ConfigError("--vocab-size", vocab_size, rule, f"leave it out, or give {known} or more"))
     return vocab_size or known, errors
+
+
+def _require_model(tokenizer_type: str, given: str | None, errors: list[ConfigError]) -> Path | None:
+    flag = "--tokenizer-model"
+    advice = (
+        "give a rank file or JSON vocabulary" if tokenizer_type == "TikTokenizer" else "give a .model file"
+    )
+    if given is None:
+        errors.append(ConfigError(flag, None, f"is required with {tokenizer_type}", advice))
+    elif not Path(given).is_file():
+        errors.append(ConfigError(flag, given, "no such file", f"{advice}; nothing is downloaded"))
+    else:
+        return Path(given)
+    return None
+
+
+def _sentencepiece(path: Path, errors: list[ConfigError]) -> int | None:
+    try:
+        from sentencepiece import SentencePieceProcessor
+    except ImportError:
+        rule = "needs the package sentencepiece"
+        errors.append(ConfigError("--tokenizer-type", None, rule, "pip install sentencepiece"))
+        return None
+    try:
+        return int(SentencePieceProcessor(model_proto=path.read_bytes()).get_piece_size())
+    except Exception:  # the library raises RuntimeError and others
+        errors.append(_damaged("--tokenizer-model", path))
+        return None
+
+
+def _tiktoken_ranks(path: Path, errors: list[ConfigError]) -> int | None:
+    """A rank file does not hold its special tokens: they are known by the number of ranks."""
+    try:
+        ranks = sum(1 for line in path.read_bytes().splitlines() if line)
+    except OSError:
+        errors.append(_damaged("--tokenizer-model", path))
+        return None
+    if ranks not in TIKTOKEN_RANKS:
+        known = ", ".join(f"{size:,}" for size in TIKTOKEN_RANKS)
+        rule = f"{ranks:,} ranks, but the known vocabularies have {known}"
+        errors.append(ConfigError("--tokenizer-model", str(path), rule, "use a tokenizer.json instead"))
+        return None
+    return TIKTOKEN_RANKS[ranks]
 
 
 def _require_file(flag: str, given: str | None, name: str, errors: list[ConfigError]) -> Path | None:
@@ -74,10 +134,12 @@ def _read(flag: str, path: Path, ids: Any, errors: list[ConfigError]) -> int | N
         found = ids(orjson.loads(path.read_bytes()))
         return max(found) + 1
     except (OSError, ValueError, TypeError, KeyError, AttributeError):
-        errors.append(
-            ConfigError(flag, str(path), "is not a tokenizer's vocabulary", "the file may be damaged")
-        )
+        errors.append(_damaged(flag, path))
         return None
+
+
+def _damaged(flag: str, path: Path) -> ConfigError:
+    return ConfigError(flag, str(path), "is not a tokenizer's vocabulary", "the file may be damaged")
 
 
 def _ids_of_vocab_json(content: dict[str, int]) -> list[int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 from pathlib import Path
 
@@ -20,6 +21,10 @@ from megalite.config import (
     split_sample_counts,
     train_iterations,
 )
+from megalite.config.vocabulary import TIKTOKEN_JSON, TIKTOKEN_RANKS
+from megalite.data.tokenizer import build_tokenizer
+from megalite.data.tokenizer.byte_level import ByteLevelTokenizer
+from megalite.data.tokenizer.tiktoken import JSON_VOCABULARY, RANK_FILES
 
 from .minimal import errors_of, minimal, parsed
 
@@ -212,6 +217,68 @@ def test_vocabulary_of_a_tokenizer_json(tmp_path: Path, kind: str) -> None:
     assert found == ["--vocab-size 2: smaller than the tokenizer's 3 tokens; leave it out, or give 3 or more"]
 
 
+def vocabulary(flags: str) -> int:
+    return parsed(flags, without="--vocab-size --tokenizer-type").model.vocab_size
+
+
+def test_bytes_are_257_ids() -> None:
+    assert vocabulary("--tokenizer-type ByteLevelTokenizer") == ByteLevelTokenizer.vocab_size == 257
+
+
+@pytest.mark.parametrize("name", ["SentencePieceTokenizer", "GPTSentencePieceTokenizer", "Llama2Tokenizer"])
+def test_vocabulary_of_a_sentencepiece_model(tmp_path: Path, name: str) -> None:
+    sentencepiece = pytest.importorskip("sentencepiece")
+    with (tmp_path / "m.model").open("wb") as model:
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=iter(["the cat sat on the mat"] * 9),
+            model_writer=model,
+            vocab_size=15,
+            minloglevel=2,
+        )
+    flags = f"--tokenizer-type {name} --tokenizer-model {tmp_path / 'm.model'}"
+    assert vocabulary(flags) == 15
+    assert build_tokenizer(parsed(flags, without="--vocab-size --tokenizer-type").data).vocab_size == 15
+    (tmp_path / "m.model").write_text("damaged")
+    found = errors_of(minimal(flags, without="--vocab-size --tokenizer-type"))
+    assert ["is not a tokenizer's vocabulary" in error for error in found] == [True]
+
+
+def rank_file(path: Path, ranks: int) -> None:
+    tokens = (str(i).encode() for i in range(ranks))
+    path.write_bytes(b"".join(base64.b64encode(token) + b" %d\n" % i for i, token in enumerate(tokens)))
+
+
+def test_the_known_rank_files_are_those_of_the_data_tools() -> None:
+    assert TIKTOKEN_JSON == JSON_VOCABULARY
+    expected = {ranks: max(ranks, *special.values()) + 1 for ranks, (_, special) in RANK_FILES.items()}
+    assert expected == TIKTOKEN_RANKS
+
+
+def test_vocabulary_of_a_rank_file(tmp_path: Path) -> None:
+    flags = f"--tokenizer-type TikTokenizer --tokenizer-model {tmp_path / 'r.tiktoken'}"
+    rank_file(tmp_path / "r.tiktoken", 50256)
+    assert vocabulary(flags) == 50257
+    rank_file(tmp_path / "r.tiktoken", 300)
+    found = errors_of(minimal(flags, without="--vocab-size --tokenizer-type"))
+    assert len(found) == 1
+    assert "300 ranks, but the known vocabularies have 50,256, " in found[0]
+
+
+def test_vocabulary_of_a_tiktoken_json_is_the_part_that_is_wanted(tmp_path: Path) -> None:
+    pytest.importorskip("tiktoken")
+    entries = [{"rank": i, "token_bytes": base64.b64encode(bytes([i])).decode()} for i in range(256)]
+    (tmp_path / "v.json").write_text(json.dumps(entries))
+    flags = f"--tokenizer-type TikTokenizer --tokenizer-model {tmp_path / 'v.json'}"
+    assert vocabulary(flags) == 131072
+    config = parsed(
+        f"{flags} --vocab-size 266 --tiktoken-num-special-tokens 10 --tiktoken-pattern v1",
+        without="--vocab-size --tokenizer-type",
+    )
+    tokenizer = build_tokenizer(config.data, config.model.vocab_size)
+    assert config.model.vocab_size == tokenizer.vocab_size == 266
+    assert tokenizer.encode_batch(["\0"]) == [[10]]
+
+
 @pytest.mark.parametrize(
     ("flags", "messages"),
     [
@@ -226,6 +293,11 @@ def test_vocabulary_of_a_tokenizer_json(tmp_path: Path, kind: str) -> None:
         (
             "--tokenizer-type HuggingFaceTokenizer --tokenizer-model .",
             ["--tokenizer-model .: the folder has no tokenizer.json"],
+        ),
+        ("--tokenizer-type TikTokenizer", ["--tokenizer-model: is required with TikTokenizer; give a rank"]),
+        (
+            "--tokenizer-type Llama2Tokenizer --tokenizer-model nowhere",
+            ["--tokenizer-model nowhere: no such file; give a .model file"],
         ),
         ("", ["--merge-file: is required", "--vocab-file: is required"]),
         (

@@ -165,7 +165,8 @@ ONE_ERROR = [
         1,
         "--distributed-backend mpi: no such choice; choose from auto, nccl, gloo",
     ),
-    ("--tokenizer-type SentencePieceTokenizer", 1, "convert it to a tokenizer.json"),
+    ("--tokenizer-type MultimodalTokenizer", 1, "megalite trains on text; choose from"),
+    ("--tiktoken-num-special-tokens 6", 1, "--tiktoken-num-special-tokens 6: must be >= 7"),
     # precision
     ("--bf16 --fp16", 1, "--fp16: contradicts --bf16"),
     ("--bf16 --params-dtype float64", 1, "--bf16: contradicts --params-dtype float64"),

@@ -6,15 +6,17 @@ from dataclasses import dataclass
 
 from .fields import setting
 
-TOKENIZER_TYPES = ("HuggingFaceTokenizer", "GPT2BPETokenizer", "NullTokenizer")
-CONVERTED = "convert it to a tokenizer.json and use HuggingFaceTokenizer:"
-OTHER_TOKENIZERS = {
-    "SentencePieceTokenizer": CONVERTED,
-    "GPTSentencePieceTokenizer": CONVERTED,
-    "Llama2Tokenizer": CONVERTED,
-    "TikTokenizer": CONVERTED,
-    "MultimodalTokenizer": "megalite trains on text;",
-}
+TOKENIZER_TYPES = (
+    "HuggingFaceTokenizer",
+    "GPT2BPETokenizer",
+    "SentencePieceTokenizer",
+    "GPTSentencePieceTokenizer",
+    "Llama2Tokenizer",
+    "TikTokenizer",
+    "ByteLevelTokenizer",
+    "NullTokenizer",
+)
+OTHER_TOKENIZERS = {"MultimodalTokenizer": "megalite trains on text;"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,17 +53,31 @@ class DataConfig:
     )
     tokenizer_type: str = setting(
         "GPT2BPETokenizer",
-        "GPT2BPETokenizer (--vocab-file, --merge-file), HuggingFaceTokenizer (--tokenizer-model: a "
-        "tokenizer.json or the folder that holds it) or NullTokenizer (tokens are numbers; --vocab-size). "
-        "Gives vocabulary and end of document.",
+        "GPT2BPETokenizer (--vocab-file, --merge-file); with --tokenizer-model HuggingFaceTokenizer (a "
+        "tokenizer.json or the folder that holds it), SentencePieceTokenizer (a .model; also as "
+        "GPTSentencePieceTokenizer and Llama2Tokenizer) or TikTokenizer (a rank file or JSON "
+        "vocabulary); ByteLevelTokenizer (257 ids); NullTokenizer (tokens are numbers; --vocab-size). Gives "
+        "vocabulary and end of document.",
         choices=TOKENIZER_TYPES,
         elsewhere=OTHER_TOKENIZERS,
     )
     tokenizer_model: str | None = setting(
-        None, "tokenizer.json, or the folder that holds it. Read from disk, never downloaded."
+        None,
+        "tokenizer.json or the folder that holds it, a SentencePiece .model, or a tiktoken file. Read from "
+        "disk, never downloaded.",
     )
     vocab_file: str | None = setting(None, "vocab.json of GPT2BPETokenizer.")
     merge_file: str | None = setting(None, "merges.txt of GPT2BPETokenizer.")
+    tiktoken_pattern: str | None = setting(
+        None,
+        "How TikTokenizer with a JSON vocabulary splits text, as the data was prepared. Default: v2.",
+        choices=("v1", "v2"),
+    )
+    tiktoken_num_special_tokens: int = setting(
+        1000,
+        "Ids that TikTokenizer with a JSON vocabulary keeps for special tokens, before all others.",
+        minimum=7,
+    )
     null_tokenizer_eod_id: int | None = setting(
         None,
         "End-of-document id of NullTokenizer. Default, as in recent Megatron: vocabulary size - 1.",
