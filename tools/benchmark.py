@@ -3,15 +3,20 @@
 python tools/benchmark.py train      # whole training steps on CPU cores, beside Transformers and torch DDP
 python tools/benchmark.py optimizer  # norm, clip and AdamW, beside torch's
 python tools/benchmark.py kernels    # every fused operation, beside torch's; CSV and pictures
+python tools/benchmark.py data       # from text to samples, beside tokenizers, NumPy and megatron-core
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
+import tempfile
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # run as a script: find tools.benchmarks
+ROOT = Path(__file__).resolve().parents[1]
+SAMPLE = ROOT / "examples" / "data" / "sample.jsonl"
+
+sys.path.insert(0, str(ROOT))  # run as a script: find tools.benchmarks
 
 
 def main() -> int:
@@ -32,8 +37,18 @@ def main() -> int:
     kernels.add_argument(
         "--output", type=Path, default=Path("runs/kernels"), help="folder of the CSV and PNGs"
     )
+    data = commands.add_parser(
+        "data", help="preprocessing, index building, blending, reading; megatron-core's where it is installed"
+    )
+    data.add_argument("--rounds", type=int, default=3)
+    data.add_argument("--documents", type=int, default=10_000_000, help="of the indices (default: 1e7)")
+    data.add_argument("--corpus", type=Path, default=SAMPLE, help="JSON lines (default: the sample corpus)")
+    data.add_argument(
+        "--tokenizer-model", type=Path, help="tokenizer.json (default: one trained on the corpus)"
+    )
     flags = parser.parse_args()
-    return {"train": _train, "optimizer": _optimizer, "kernels": _kernels}[flags.command](flags)
+    run = {"train": _train, "optimizer": _optimizer, "kernels": _kernels, "data": _data}[flags.command]
+    return run(flags)
 
 
 def _train(flags: argparse.Namespace) -> int:
@@ -60,6 +75,19 @@ def _kernels(flags: argparse.Namespace) -> int:
 
     torch.set_num_threads(flags.threads)
     print(table(benchmark_kernels(flags.output, flags.rounds, flags.compile)))
+    return 0
+
+
+def _data(flags: argparse.Namespace) -> int:
+    from megalite.data.sample_corpus import train_tokenizer
+    from tools.benchmarks.data import benchmark_data, markdown
+
+    with tempfile.TemporaryDirectory() as folder:
+        model = flags.tokenizer_model
+        if model is None:
+            model = Path(folder) / "tokenizer.json"
+            train_tokenizer(flags.corpus, model, 4096)
+        print(markdown(benchmark_data(flags.documents, flags.rounds, flags.corpus, model)))
     return 0
 
 

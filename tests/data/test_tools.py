@@ -218,3 +218,29 @@ def test_killed_process_resumes_to_the_same_bytes(tmp_path: Path) -> None:
         assert (tmp_path / f"out_text_document{suffix}").read_bytes() == (
             tmp_path / f"whole_text_document{suffix}"
         ).read_bytes()
+
+
+def test_the_benchmark_measures_every_stage(tmp_path: Path) -> None:
+    corpus = tmp_path / "corpus.jsonl"
+    corpus.write_text("".join(json.dumps({"text": f"the cat sat on mat {i}"}) + "\n" for i in range(50)))
+    done = subprocess.run(
+        [
+            *(sys.executable, str(TOOLS / "benchmark.py"), "data"),
+            *("--documents", "20000", "--rounds", "1", "--corpus", str(corpus)),
+        ],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    measures = [line.split("|")[1].strip() for line in done.stdout.splitlines()[2:]]
+    assert [
+        sum(measure.startswith(start) for measure in measures)
+        for start in (
+            "preprocessing",
+            "20,000 documents",
+            "4096-token samples",
+            "index of 20,000",
+            "blending",
+        )
+    ] == [1, 3, 1, 2, 3]

@@ -265,7 +265,7 @@ def benchmark_data(documents: int, rounds: int, corpus: Path, tokenizer_json: Pa
         folder = Path(name)
         rows += preprocessing(folder, corpus, tokenizer_json, 4)
         rows += writing(folder, documents)
-        small = write_lengths(folder / "small", 200_000, MEAN_LENGTH)
+        small = write_lengths(folder / "small", min(200_000, documents), MEAN_LENGTH)
         rows += [reading(small, rounds), loading(small)]
         large = write_lengths(folder / "large", documents, 20)
         rows += [index_build(large, epochs, rounds, helpers) for epochs in (1, 3)]
