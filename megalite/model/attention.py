@@ -10,8 +10,9 @@ from torch import nn
 from megalite.config import ModelConfig
 from megalite.kernels import rope
 from megalite.kernels.dropout import site_key
+from megalite.model.attention_dropout import attention_with_dropout
 from megalite.model.core_attention import Documents, causal_attention
-from megalite.model.dropout import attention_with_dropout, dropout_site
+from megalite.model.dropout import ATTENTION_WEIGHTS, dropout_site
 from megalite.parallel.linear import column_linear, row_linear
 from megalite.parallel.params import ParameterFactory
 
@@ -57,7 +58,8 @@ class Attention(nn.Module):
         )
         self.heads = config.num_attention_heads
         self.first_head = self.axis.rank * self.heads // self.axis.size
-        self.dropout, self.dropout_key = config.attention_dropout, site_key(make.seed, dropout_site(layer, 0))
+        self.dropout = config.attention_dropout
+        self.dropout_key = site_key(make.seed, dropout_site(layer, ATTENTION_WEIGHTS))
 
     def forward(self, x: torch.Tensor, sequences: Sequences) -> torch.Tensor:
         """x: (seq, batch, hidden), a sequence shard with sequence parallelism; the same shape out."""

@@ -46,9 +46,8 @@ def _document_by_document(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, documents: Documents
 ) -> torch.Tensor:
     seq, batch = q.shape[:2]
-    flat = [
-        part.permute(2, 1, 0, 3).flatten(1, 2).unsqueeze(0) for part in (q, k, v)
-    ]  # (1, heads, batch * seq, d)
+    # (1, heads, batch * seq, d)
+    flat = [part.permute(2, 1, 0, 3).flatten(1, 2).unsqueeze(0) for part in (q, k, v)]
     lengths = documents.starts.diff().tolist()
     attended = [_attend(*parts) for parts in zip(*(part.split(lengths, dim=2) for part in flat), strict=True)]
     return torch.cat(attended, dim=2)[0].unflatten(1, (batch, seq)).permute(2, 1, 0, 3)

@@ -16,7 +16,7 @@ from megalite.config import ModelConfig, padded_vocab_size
 from megalite.kernels import rotary_table, vocab_parallel_cross_entropy
 from megalite.model.attention import Attention, Rotation, Sequences
 from megalite.model.core_attention import Documents
-from megalite.model.dropout import EMBEDDING_SITE, Dropout, dropout_site
+from megalite.model.dropout import ATTENTION_BRANCH, EMBEDDING_SITE, MLP_BRANCH, Dropout, dropout_site
 from megalite.model.mlp import MLP
 from megalite.model.norm import make_norm
 from megalite.parallel.embedding import vocab_parallel_embedding
@@ -27,8 +27,11 @@ IGNORED = -100  # label of a position that is out of the loss
 
 
 class Tokens(Protocol):
-    """What the model reads of a micro-batch: int64 ids and positions, and a mask of the labels that count,
-    each (batch, seq).
+    """What the model reads of a micro-batch.
+
+    ``tokens``, ``labels``, ``position_ids``: int64 (batch, seq). ``loss_mask``: (batch, seq), 0 where a label
+    does not count. ``sample_index``: int64 (batch,), the number of each sample in the whole run.
+    ``cu_seqlens``, ``max_document_length``: as in `Documents`, None where attention crosses documents.
     """
 
     @property
@@ -59,7 +62,7 @@ class Block(nn.Module):
         self.mlp = MLP(config, make.within("mlp"), output_std)
         self.attention_dropout, self.mlp_dropout = (
             Dropout(config.hidden_dropout, dropout_site(layer, part), config.seq_length, make)
-            for part in (1, 2)
+            for part in (ATTENTION_BRANCH, MLP_BRANCH)
         )
 
     def forward(self, x: torch.Tensor, sequences: Sequences) -> torch.Tensor:
@@ -193,9 +196,7 @@ class GPTStage(nn.Module):
 
 @dataclass(frozen=True)
 class VocabularyTables:
-    """The (vocab, hidden) tables of a process, cut over tp: one parameter twice where tied ends share the
-    process.
-    """
+    """A process's (vocab, hidden) tables, cut over tp; one parameter where tied ends share the process."""
 
     tokens: nn.Parameter | None
     head: nn.Parameter | None

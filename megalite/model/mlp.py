@@ -12,10 +12,10 @@ from megalite.parallel.params import ParameterFactory
 
 
 class MLP(nn.Module):
-    """``down(silu(gate x) * up x)`` (Shazeer 2020, arXiv 2002.05202), or ``down(gelu(up x))`` with GPT-2's
-    tanh form of GELU.
+    """``down(silu(gate x) * up x)``, or ``down(gelu(up x))`` with GPT-2's tanh form of GELU.
 
-    Gate and up are one weight (2, ffn, hidden), so that a tensor-parallel part is one block.
+    SwiGLU: Shazeer 2020, arXiv 2002.05202. Gate and up are one weight (2, ffn, hidden), so that a
+    tensor-parallel part is one block.
     """
 
     def __init__(self, config: ModelConfig, make: ParameterFactory, output_std: float):
@@ -34,9 +34,7 @@ class MLP(nn.Module):
         """x: (seq, batch, hidden), a sequence shard with sequence parallelism; the same shape out."""
         inner = column_linear(x, self.up_weight, self.up_bias, self.axis, self.sequence_parallel)
         if self.gated:
-            inner = swiglu(
-                inner.unflatten(-1, (2, -1))
-            )  # (seq, batch, 2, ffn / tp) -> (seq, batch, ffn / tp)
+            inner = swiglu(inner.unflatten(-1, (2, -1)))  # (seq, batch, 2, ffn / tp) -> (..., ffn / tp)
         else:
             inner = nn.functional.gelu(inner, approximate="tanh")
         return row_linear(inner, self.down_weight, self.down_bias, self.axis, self.sequence_parallel)
