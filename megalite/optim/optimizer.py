@@ -70,8 +70,7 @@ class Optimizer:
 
     @property
     def loss_scale(self) -> torch.Tensor:
-        """Scalar tensor, of the main gradients' dtype, by which the loss is multiplied; always the same
-        one."""
+        """What the loss is multiplied by: a scalar of the main gradients' dtype, always the same tensor."""
         return self._scaler.scale
 
     @torch.no_grad()
@@ -121,8 +120,7 @@ class Optimizer:
                 state.master.copy_(state.bucket.weights)
 
     def state_blocks(self) -> Iterator[tuple[str, nn.Parameter, torch.Tensor]]:
-        """(kind, parameter, view of its shape) for the kinds master (where there is one), exp_avg,
-        exp_avg_sq."""
+        """(kind, parameter, view of its shape); kinds: master (where there is one), exp_avg, exp_avg_sq."""
         for state in self._states:
             kinds = {"master": state.master, "exp_avg": state.exp_avg, "exp_avg_sq": state.exp_avg_sq}
             for slot in state.bucket.slots:

@@ -68,8 +68,7 @@ class GradScaler:
         self._hysteresis_left.copy_(torch.where(grow, self.hysteresis, hysteresis_left))
 
     def state(self) -> dict[str, float]:
-        """Host values for a checkpoint; reads the device. Empty for a constant scale: that is
-        configuration."""
+        """Host values for a checkpoint, none for a constant scale (configuration). Reads the device."""
         if not self.dynamic:
             return {}
         return {name: float(value) for name, value in self._state_tensors().items()}

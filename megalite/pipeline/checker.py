@@ -29,9 +29,7 @@ def check(schedule: Schedule) -> None:
     """
     _check_stages(schedule)
     _check_complete(schedule)
-    simulate(
-        schedule
-    )  # raises at a deadlock; an action before its requirement on its own rank is one as well
+    simulate(schedule)  # raises at a deadlock; an action before what it needs of its own rank is one too
     _check_links(schedule)
     for rank, (peak, bound) in enumerate(zip(in_flight_peaks(schedule), schedule.max_in_flight, strict=True)):
         if peak > bound:
