@@ -15,11 +15,10 @@ class TrainingError(RuntimeError):
 
 
 def on_every_rank(action: Callable[[], T], expected: type[Exception]) -> T:
-    """Call ``action`` on every rank and return each its own result; what fails on one rank ends all of them,
-    with one message.
+    """Call ``action`` on every rank and return each its own result; what fails on one fails on all.
 
-    Raises TrainingError on every rank when ``action`` raised ``expected`` on any, so that nobody waits for a
-    rank that has given up.
+    Raises TrainingError on every rank, with one message, when ``action`` raised ``expected`` on any, so that
+    nobody waits for a rank that has given up.
     """
     result: T | None = None
     message: str | None = None

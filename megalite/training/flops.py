@@ -1,6 +1,4 @@
-"""Floating-point operations of a training step, counted on the model and not on what the hardware happens to
-do.
-"""
+"""Floating-point operations of a training step, counted on the model, not on the hardware."""
 
 from __future__ import annotations
 

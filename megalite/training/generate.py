@@ -19,9 +19,7 @@ from megalite.training.step import parameter_block
 
 @dataclass(frozen=True)
 class Context:
-    """Tokens so far, as the model reads them: (1, length) each. Nothing is predicted about them, so labels
-    are not used.
-    """
+    """Tokens so far, as the model reads them: (1, length) each. Nothing reads the labels."""
 
     tokens: torch.Tensor
     position_ids: torch.Tensor

@@ -20,9 +20,8 @@ class StepMetrics:
     """Figures of the steps since the last report. Times are wall time, rates a device (or process).
 
     ``lm_loss``: nats a token, averaged over the steps. ``grad_norm``, ``learning_rate``, ``loss_scale``: of
-    the last step.
-    ``skipped``, ``nan``: steps of this interval whose update was left out, and of those the ones that had no
-    overflow to blame.
+    the last step. ``skipped``: steps whose update was left out; ``nan``: those of them without an overflow to
+    blame.
     """
 
     iteration: int
@@ -79,8 +78,7 @@ def validation_lines(label: str, loss: float) -> str:
 
 
 class Reporter:
-    """Writes metrics to the console, a JSON-lines file and TensorBoard; silent on ranks where ``enabled`` is
-    False.
+    """Writes metrics to the console, a JSON-lines file and TensorBoard; silent unless ``enabled``.
 
     Both files are appended to, so that a resumed run continues them.
     """

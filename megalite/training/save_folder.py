@@ -13,11 +13,11 @@ from megalite.training.errors import TrainingError, on_every_rank
 
 @contextmanager
 def only_writer(directory: str | None, first_rank: bool) -> Iterator[None]:
-    """Hold ``directory``, made if need be, against other runs; the kernel frees it when this one dies. A
-    collective; None holds nothing.
+    """Hold ``directory``, made if need be, against other runs; None holds nothing. A collective.
 
-    Two writers would remove each other's unfinished checkpoints and mix the finished ones. Raises
-    TrainingError on every rank. Where the file system has no locks nothing is held.
+    The kernel frees it when this process dies. Two writers would remove each other's unfinished checkpoints
+    and mix the finished ones. Raises TrainingError on every rank. Where the file system has no locks nothing
+    is held.
     """
     with ExitStack() as held:
         on_every_rank(lambda: _hold(directory, held) if first_rank else None, TrainingError)

@@ -1,6 +1,4 @@
-"""One process's share of a model in training: parameters, buckets, optimizer, schedule, and what a step does
-with them.
-"""
+"""One process's share of a model in training, from its parameters to its optimizer."""
 
 from __future__ import annotations
 
@@ -156,9 +154,7 @@ class Trainer:
                 yield from parameter_block(f"optimizer.{kind}", param, state)
 
     def parameter_count(self) -> int:
-        """Parameters of the whole model, each counted once, vocabulary padding not counted. A collective over
-        tp x pp.
-        """
+        """Parameters of the whole model, each once, without vocabulary padding. A collective over tp x pp."""
         counted = [param for param in self.buckets.parameters if record_of(param).counted]
         local = sum(prod(global_block(param)[1]) for param in counted)
         return int(all_reduce(torch.tensor(local, device=self.topology.device), self.topology.model).item())

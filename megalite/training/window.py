@@ -32,9 +32,7 @@ class _Step:
 
 
 class Window:
-    """Collects step outcomes; :meth:`settle` reads and judges them, :meth:`close` turns them into metrics and
-    starts the next window.
-    """
+    """Collects step outcomes; :meth:`settle` reads and judges them, :meth:`close` makes metrics of them."""
 
     def __init__(self, config: Config, topology: Topology, peak_flops: float | None, last_iteration: int):
         self.config, self.topology, self.peak_flops = config, topology, peak_flops
