@@ -41,8 +41,7 @@ def extension() -> Pybind11Extension:
         depends=sorted(str(path.relative_to(ROOT)) for path in (ROOT / "csrc").glob("*.h*")),
         include_dirs=["csrc"],
         cxx_std=17,
-        # errno and trap handlers block vectorisation; without fused multiply-add every vector width gives
-        # the same bits.
+        # errno and traps block vectorisation; without fused multiply-add any vector width gives the same bits
         extra_compile_args=["-O3", *FLOATING_POINT, "-Wall", "-Wextra", *openmp],
         extra_link_args=openmp,
     )

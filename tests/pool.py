@@ -185,9 +185,7 @@ class WorkerPool:
 
 def serve(connection: Connection) -> None:
     """A worker's life: jobs until the connection closes."""
-    signal.signal(
-        signal.SIGINT, signal.SIG_IGN
-    )  # Ctrl-C is for the test session, which closes the connection
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the test session, which then closes the pipe
     threading.Thread(target=_die_with_parent, daemon=True).start()
     torch.set_num_threads(1)
     if sys.platform == "linux":

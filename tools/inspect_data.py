@@ -6,8 +6,9 @@
     python tools/inspect_data.py data/corpus_text_document --document 0 17 --tokenizer-model tokenizer.json
     python tools/inspect_data.py --data-path data/corpus_text_document --split 969,30,1 --seq-length 4096 \\
         --train-samples 100000 --dump samples.npz
-    python tools/inspect_data.py --data-path ... --train-samples 100000 --iteration 1200 --global-batch-size
-    256 python tools/inspect_data.py --data-path ... --train-samples 100000 --build-cache
+    python tools/inspect_data.py --data-path ... --train-samples 100000 --iteration 1200 \\
+        --global-batch-size 256
+    python tools/inspect_data.py --data-path ... --train-samples 100000 --build-cache
 
 The last three take the flags of the training run, of which --train-samples is iterations x global batch
 size; a split whose size is not given is read once. --build-cache makes the index arrays ahead of the run, on
@@ -18,8 +19,14 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from megalite.data.build import SampleSource
+    from megalite.data.indexed_dataset import IndexedDataset
+    from megalite.data.tokenizer import Tokenizer
 
 
 def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
@@ -63,7 +70,7 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     return args
 
 
-def tokenizer_of(args: argparse.Namespace):  # type: ignore[no-untyped-def]
+def tokenizer_of(args: argparse.Namespace) -> Tokenizer | None:
     """The tokenizer of the flags, or None when none was named."""
     from megalite.data.tokenizer import build_tokenizer
 
@@ -108,7 +115,7 @@ def describe(args: argparse.Namespace, prefix: str) -> None:
         show_document(dataset, document, tokenizer)
 
 
-def show_document(dataset, document: int, tokenizer) -> None:  # type: ignore[no-untyped-def]
+def show_document(dataset: IndexedDataset, document: int, tokenizer: Tokenizer | None) -> None:
     from megalite.data.errors import DataError
 
     if not 0 <= document < dataset.documents:
@@ -139,7 +146,7 @@ def show_run(args: argparse.Namespace) -> None:
         dump_run(args, sources)
 
 
-def show_step(args: argparse.Namespace, sources) -> None:  # type: ignore[no-untyped-def]
+def show_step(args: argparse.Namespace, sources: Mapping[str, SampleSource]) -> None:
     from megalite.data.errors import DataError
     from megalite.data.inspect_samples import step_pieces
 
@@ -154,7 +161,7 @@ def show_step(args: argparse.Namespace, sources) -> None:  # type: ignore[no-unt
             )
 
 
-def dump_run(args: argparse.Namespace, sources) -> None:  # type: ignore[no-untyped-def]
+def dump_run(args: argparse.Namespace, sources: Mapping[str, SampleSource]) -> None:
     from megalite.data.build import Dataset, DocumentRules
     from megalite.data.errors import DataError
     from megalite.data.inspect_samples import dump

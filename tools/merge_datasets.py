@@ -1,9 +1,11 @@
 #!/usr/bin/env python3
 """Joins binary datasets into one, in the order given, in constant memory.
 
-python tools/merge_datasets.py --input parts/corpus_00_text_document parts/corpus_01_text_document
---output-prefix data/corpus python tools/merge_datasets.py --input parts --output-prefix data/corpus     (all
-datasets in a folder, sorted by name)
+    python tools/merge_datasets.py --input parts/corpus_00_text_document parts/corpus_01_text_document \\
+        --output-prefix data/corpus
+    python tools/merge_datasets.py --input parts --output-prefix data/corpus
+
+A folder stands for all datasets in it, sorted by name.
 """
 
 from __future__ import annotations

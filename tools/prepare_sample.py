@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
-"""The sample corpus with a small byte-level BPE tokenizer trained on it: FOLDER/corpus.jsonl and
-FOLDER/tokenizer.json.
+"""The sample corpus, with a small byte-level BPE tokenizer trained on it.
 
     python tools/prepare_sample.py --output runs/sample
     python tools/prepare_sample.py --entropy runs/sample/corpus_text_document
 
-What is already there is kept. --entropy prints the unigram entropy of a binary dataset in nats a token: the
-loss of a model that has only learned how frequent each token is.
+makes runs/sample/corpus.jsonl and runs/sample/tokenizer.json; what is already there is kept.
+
+--entropy prints the unigram entropy of a binary dataset in nats a token: the loss of a model that has only
+learned how frequent each token is.
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@
         --tokenizer-type HuggingFaceTokenizer --tokenizer-model tokenizer.json --workers 8
 
 Train on it with --data-path data/corpus_text_document. A run that was killed is continued by the same
-command, to the same bytes.
-On many machines: --partitions 64 --partition-index I on each, then tools/merge_datasets.py.
+command, to the same bytes. On many machines: --partitions 64 --partition-index I on each, then
+tools/merge_datasets.py.
 """
 
 from __future__ import annotations
@@ -18,8 +18,7 @@ from collections.abc import Sequence
 
 NOT_HERE = {
     "--split-sentences": 'give each document as a list of sentences: {"text": ["...", "..."]}',
-    "--find-optimal-num-workers": "--workers is the number of tokenizer threads; all cores is the best "
-    "choice",
+    "--find-optimal-num-workers": "--workers is the number of tokenizer threads; all cores is best",
     "--chat-template": "apply it to the text before",
     "--trust-remote-code": "no code of a tokenizer is run here",
     "--tokenizer-hf-no-use-fast": "convert the tokenizer to a tokenizer.json",
@@ -46,8 +45,7 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
         nargs="+",
         required=True,
         help="Files, folders, globs, or - for standard input: JSON lines, text (.txt) or Parquet "
-        "(.parquet); JSON and text also "
-        "as .gz or .zst.",
+        "(.parquet); JSON and text also as .gz or .zst.",
     )
     data.add_argument(
         "--input-format",
@@ -75,8 +73,7 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
         choices=["megatron", "uint16", "int32"],
         default="megatron",
         help="Type of the stored ids. megatron (default): uint16 for vocabularies below 65,500 ids, int32 "
-        "above, the same bytes as "
-        "Megatron-LM; uint16 holds up to 65,536 ids.",
+        "above, the same bytes as Megatron-LM; uint16 holds up to 65,536 ids.",
     )
     data.add_argument(
         "--on-error",

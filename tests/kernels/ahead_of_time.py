@@ -78,9 +78,7 @@ class Resources:
 
 
 def describe(kernel: Any, arguments: dict[str, Any], options: dict[str, Any]) -> Launch:
-    """Types and specialisation as Triton's launcher makes them: ones and None constant, multiples of 16
-    known as such.
-    """
+    """Types as Triton's launcher specialises them: ones and None constant, multiples of 16 known as such."""
     signature: dict[str, str] = {}
     constants: dict[str, Any] = {}
     aligned: list[str] = []
@@ -120,9 +118,7 @@ def record(operation: Callable[[], object]) -> list[Launch]:
 
 
 def compile_for(target: str, what: Launch) -> Resources:
-    """Compile `what` for `target` and read registers, spills, shared memory and global accesses from the
-    result.
-    """
+    """Compile `what` for `target`; read registers, spills, shared memory, global accesses from the result."""
     place = what.kernel.arg_names.index
     source = ASTSource(
         what.kernel,

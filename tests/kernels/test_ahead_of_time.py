@@ -1,6 +1,4 @@
-"""Every kernel that can be launched compiles for four accelerators, within their resources and at full
-access width.
-"""
+"""Every kernel compiles for four accelerators, within their resources and at full access width."""
 
 from __future__ import annotations
 
@@ -71,8 +69,7 @@ def cases() -> Iterator[Case]:
         for hidden in (4096, 16384):
             name = f"add_rms_norm {'bf16' if residual == BF16 else 'fp32'} residual {hidden}"
             yield Case(f"{name} forward", rms_norm(hidden, BF16, residual, False), 1)
-            # An fp32 residual beside bf16 operands changes the tile's layout on its way, at 16,384 with
-            # spills.
+            # An fp32 residual beside bf16 operands changes the tile's layout, at 16,384 with spills.
             spill = 216 if residual == FP32 and hidden == 16384 else 32
             yield Case(f"{name} backward", rms_norm(hidden, BF16, residual, True), 1, spill)
     for dtype in (FP32, torch.float16):
@@ -104,8 +101,7 @@ def cases() -> Iterator[Case]:
     grad = meta(8192, dtype=FP32)
     for width, columns in ((131072, 131072), (50304, 50257)):
         logits = meta(8192, width)
-        # Target, its logit and four statistics; a last tile that ends within a vector is read element by
-        # element.
+        # Target, its logit, four statistics; a last tile that ends within a vector is read by element.
         scalars = 6 if columns == width else 22
         for with_sum in (False, True):
             yield Case(
@@ -178,9 +174,7 @@ def test_the_check_sees_lost_vector_accesses() -> None:
 
 
 def test_double_precision_scalars_stay_out_of_the_arithmetic() -> None:
-    """Liger#1350: torch.compile handed eps over in fp64, and the whole row was computed in it at half the
-    speed.
-    """
+    """Liger#1350: torch.compile handed eps over in fp64, and the whole row was computed in it."""
     (launch,) = record(rms_norm(4096, BF16, None, False))
     typed = {**launch.signature, "eps": "fp64", "weight_offset": "fp64"}
     kernel = compile_for("sm_90", replace(launch, signature=typed))

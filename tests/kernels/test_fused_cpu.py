@@ -1,6 +1,4 @@
-"""The fused C++ backend against fp64, with torch's own error as the yardstick, and the same bits for any
-thread count.
-"""
+"""The fused C++ backend against fp64, by torch's own error; the same bits for any thread count."""
 
 from __future__ import annotations
 

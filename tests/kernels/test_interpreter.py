@@ -1,5 +1,6 @@
-"""Every Triton kernel against fp64 in Triton's interpreter, in a process of its own: it must be chosen
-before import.
+"""Every Triton kernel against fp64 in Triton's interpreter.
+
+In a process of its own: the interpreter must be chosen before import.
 """
 
 from __future__ import annotations

@@ -10,9 +10,12 @@ from tests.reference.train import GlobalBatch
 
 
 def global_batch(step: int, by_document: bool = False) -> GlobalBatch:
-    """Token counts differ from sample to sample. Samples 4 to 7 have no valid token: a whole micro-batch of
-    up to four, and all that some ranks get where dp is large. Sample 9 has one. In samples 2 and 11 the
-    positions start again in the middle, and with `by_document` a document begins there."""
+    """Token counts differ from sample to sample.
+
+    Samples 4 to 7 have no valid token: a whole micro-batch of up to four, and all that some ranks get where
+    dp is large. Sample 9 has one. In samples 2 and 11 the positions start again in the middle, and with
+    `by_document` a document begins there.
+    """
     generator = torch.Generator().manual_seed(100 + step)
     tokens = torch.randint(VOCAB, (SAMPLES, SEQ + 1), generator=generator)
     share = torch.linspace(0.2, 1.0, SAMPLES).unsqueeze(1)

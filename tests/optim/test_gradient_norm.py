@@ -36,9 +36,8 @@ def test_only_counted_parameters_count(dtype: torch.dtype) -> None:
 
 def test_ranges_merge_over_padding_but_not_over_other_parameters() -> None:
     buckets = make_buckets(torch.float32, shapes=((4, 4), (3, 2), (5,), (2, 2)))
-    (bucket,) = (
-        buckets.buckets
-    )  # laid out in reverse: (2, 2), (5,), (3, 2), (4, 4), each from a multiple of 128
+    # Laid out in reverse: (2, 2), (5,), (3, 2), (4, 4), each from a multiple of 128.
+    (bucket,) = buckets.buckets
     assert merged_ranges(bucket, lambda record: record.decay) == ((0, 4), (256, 400))
     assert merged_ranges(bucket, lambda record: True) == ((0, 400),)
     assert merged_ranges(bucket, lambda record: False) == ()

@@ -51,8 +51,7 @@ def _detached(kind: str, tp: int, sequence_parallel: bool) -> dict[str, torch.Te
     return {name: value.detach() for name, value in _through(kind, tp, sequence_parallel).items()}
 
 
-# (dimension that tp cuts, or None: replicated) for each result, without and with sequence parallelism; "sum":
-# partial.
+# For each result, without and with sequence parallelism: the dim that tp cuts; None: whole; "sum": partial.
 LAYOUT: dict[str, dict[str, tuple[Any, Any]]] = {
     "column": {"y": (-1, -1), "x": (None, 0), "weight": (0, 0), "bias": (0, 0)},
     "row": {"y": (None, 0), "x": (-1, -1), "weight": (1, 1), "bias": (None, "sum")},

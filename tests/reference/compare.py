@@ -11,8 +11,10 @@ from torch import Tensor
 def differences(
     actual: Mapping[str, Tensor], expected: Mapping[str, Tensor], tolerance: float
 ) -> dict[str, float]:
-    """Largest absolute difference of each tensor that is more than `tolerance` off; infinite if only one
-    side has it, if the shapes differ or if a value is not finite."""
+    """Largest absolute difference of each tensor that is more than `tolerance` off.
+
+    Infinite if only one side has it, if the shapes differ or if a value is not finite.
+    """
     found = dict.fromkeys(actual.keys() ^ expected.keys(), math.inf)
     for name in actual.keys() & expected.keys():
         if actual[name].shape != expected[name].shape:

@@ -22,8 +22,10 @@ Weights = Mapping[str, Tensor]
 
 @dataclass(frozen=True)
 class Architecture:
-    """What the weights do not show. `normalization` is LayerNorm or RMSNorm; `position_embedding_type` is
-    learned_absolute, rope or none."""
+    """What the weights do not show.
+
+    `normalization`: LayerNorm or RMSNorm. `position_embedding_type`: learned_absolute, rope or none.
+    """
 
     num_layers: int
     normalization: str = "LayerNorm"
@@ -87,8 +89,7 @@ def part(weights: Weights, prefix: str) -> dict[str, Tensor]:
 
 
 def normalize(x: Tensor, weights: Weights, architecture: Architecture) -> Tensor:
-    """LayerNorm (arXiv 1607.06450 eq. 4) or RMSNorm (arXiv 1910.07467 eq. 4) over the last dim, with epsilon
-    under the root."""
+    """LayerNorm (arXiv 1607.06450 eq. 4) or RMSNorm (arXiv 1910.07467 eq. 4) over the last dim."""
     if architecture.normalization == "RMSNorm":
         mean_square = (x * x).mean(dim=-1, keepdim=True)
         return x / torch.sqrt(mean_square + architecture.norm_epsilon) * weights["weight"]
@@ -141,8 +142,10 @@ def attention(
 
 
 def rotate(x: Tensor, architecture: Architecture, positions: Tensor) -> Tensor:
-    """Rotary embedding (arXiv 2104.09864 eq. 34) of x (batch, group, heads, seq, head_dim), over its first
-    `rotary_percent` channels; pairs are channels (i, i + half), or neighbours (2i, 2i + 1) if interleaved."""
+    """Rotary embedding (arXiv 2104.09864 eq. 34) of x (batch, group, heads, seq, head_dim).
+
+    Over its first `rotary_percent` channels; pairs are (i, i + half), or (2i, 2i + 1) if interleaved.
+    """
     size = int(x.shape[-1] * architecture.rotary_percent)
     turned, rest = x[..., :size], x[..., size:]
     frequency = architecture.rotary_base ** (-torch.arange(0, size, 2, dtype=torch.float64) / size)

@@ -148,7 +148,9 @@ def renamed(weights: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
 
 
 def fused_qkv(query: Tensor, key: Tensor, value: Tensor, heads: int, groups: int) -> Tensor:
-    """query (heads * head_dim, ...), key and value (groups * head_dim, ...) to one block
-    (groups, heads / groups + 2, head_dim, ...)."""
+    """Query, key and value to one block (groups, heads / groups + 2, head_dim, ...).
+
+    query: (heads * head_dim, ...); key, value: (groups * head_dim, ...).
+    """
     queries = query.unflatten(0, (groups, heads // groups, -1))
     return torch.cat((queries, key.unflatten(0, (groups, 1, -1)), value.unflatten(0, (groups, 1, -1))), dim=1)

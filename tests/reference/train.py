@@ -14,8 +14,10 @@ from tests.reference.gpt import Architecture, Weights, token_losses
 @dataclass(frozen=True)
 class GlobalBatch:
     """All samples of one step: tokens, labels int64 (samples, seq), loss_mask (samples, seq) of 0 and 1.
-    `positions` int64 (samples, seq), by default 0 to seq - 1. `documents` int64 (samples, seq): the number of
-    each position's document, by default one a sample."""
+
+    `positions`: int64 (samples, seq), by default 0 to seq - 1. `documents`: int64 (samples, seq), the number
+    of each position's document, by default one a sample.
+    """
 
     tokens: Tensor
     labels: Tensor

@@ -1,5 +1,4 @@
-"""One contender of the training benchmark: trains the same Llama-style model for some steps and prints its
-rates.
+"""One contender of the training benchmark: trains the same Llama-style model and prints its rates.
 
 Started by tools/benchmarks/train.py, alone or under torchrun: ``contender.py NAME --steps N``. The last line
 that rank 0 prints is one JSON object: seconds of each timed step, peak resident memory of the largest

@@ -155,9 +155,7 @@ def copy_bandwidth(device: torch.device) -> float:
 
 
 def _time(calls: Sequence[Callable[[], object]], device: torch.device, rounds: int) -> list[float]:
-    """Seconds of each call, interleaved over `rounds`: the median on a GPU, the least on a CPU shared
-    with others.
-    """
+    """Seconds of each call, interleaved over `rounds`: the median on a GPU, the least on a (shared) CPU."""
     taken: list[list[float]] = [[] for _ in calls]
     for call in calls:
         call()
@@ -249,9 +247,7 @@ def benchmark_kernels(out: Path, rounds: int, compiled: bool) -> list[Row]:
 
 
 def plot(rows: Sequence[Row], out: Path) -> None:
-    """One PNG an operation: GB/s of each provider, mode and shape; needs matplotlib, is left out without
-    it.
-    """
+    """One PNG an operation, with matplotlib: GB/s of each provider, mode and shape."""
     if importlib.util.find_spec("matplotlib") is None:
         print("matplotlib is not installed: no pictures, only the CSV")
         return

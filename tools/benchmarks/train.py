@@ -1,6 +1,4 @@
-"""Tokens a second of whole training steps on this machine's CPU, beside the loops that people would write
-instead.
-"""
+"""Tokens a second of training steps on this CPU, beside the loops that people would write instead."""
 
 from __future__ import annotations
 
@@ -50,9 +48,7 @@ SETTINGS = (
 
 @dataclass(frozen=True)
 class Result:
-    """Medians over the rounds; ``ratio`` is the median of each round's rate over that round's megalite in one
-    process.
-    """
+    """Medians over the rounds; ``ratio``: of each round's rate to megalite's in one process."""
 
     setting: Setting
     tokens_per_second: float

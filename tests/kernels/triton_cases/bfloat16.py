@@ -1,5 +1,4 @@
-"""Corrects bf16 in Triton's interpreter, which truncates where the hardware rounds and multiplies raw bits in
-dot.
+"""Corrects bf16 in Triton's interpreter: it truncates where hardware rounds, and multiplies bits in dot.
 
 It reaches into Triton's private classes, so `test_bfloat16.py` holds it against torch before any kernel is
 judged by it.

@@ -1,6 +1,4 @@
-"""These tests run Triton kernels: on a GPU where there is one, otherwise in the interpreter
-(TRITON_INTERPRET=1).
-"""
+"""These tests run Triton kernels: on a GPU where there is one, else in the interpreter."""
 
 from __future__ import annotations
 
@@ -22,6 +20,5 @@ elif not torch.cuda.is_available():
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line(
-        "filterwarnings", "ignore:.*accessed element by element"
-    )  # odd shapes are the point
+    # Odd shapes are the point.
+    config.addinivalue_line("filterwarnings", "ignore:.*accessed element by element")

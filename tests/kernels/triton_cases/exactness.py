@@ -1,6 +1,4 @@
-"""The yardstick of the kernel tests: against fp64, an error at most twice that of torch's own operation
-in that dtype.
-"""
+"""The yardstick of the kernel tests: an error against fp64 at most twice that of torch in that dtype."""
 
 from __future__ import annotations
 

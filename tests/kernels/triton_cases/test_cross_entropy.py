@@ -1,6 +1,4 @@
-"""Vocab-parallel cross-entropy in Triton against fp64; shards are computed one after the other, without
-processes.
-"""
+"""Vocab-parallel cross-entropy in Triton against fp64; shards come one after the other, in one process."""
 
 from __future__ import annotations
 
@@ -141,9 +139,7 @@ def test_any_cut_of_the_vocabulary(
 def test_a_target_of_another_rank_never_meets_a_padded_column() -> None:
     """apple/ml-cross-entropy#59: the place of a foreign target fell on a padded column."""
     shard = random(2, 112, dtype=torch.bfloat16)
-    target = torch.tensor(
-        [100, 105], device=DEVICE
-    )  # beyond the 96 columns of this shard that are vocabulary
+    target = torch.tensor([100, 105], device=DEVICE)  # beyond this shard's 96 columns of vocabulary
     statistics = cross_entropy_statistics(shard, target, 0, 96, IGNORED, False, "triton")
     assert statistics[2].eq(0).all()
     normaliser = torch.stack((statistics[0], statistics[1].log()))

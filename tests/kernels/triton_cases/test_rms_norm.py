@@ -107,9 +107,7 @@ def test_rows_beyond_two_to_the_31() -> None:
 
 
 def test_the_residuals_gradient_survives_its_other_uses() -> None:
-    """Liger#370: the norm's gradient, written over the incoming one, spoiled what the residual still
-    needed.
-    """
+    """Liger#370: the norm's gradient, written over the incoming one, spoiled the residual's."""
     x, weight = random(4, 32), random(32, seed=1)
     grad = random(4, 32, seed=2)
 
