@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import time
+from collections.abc import Mapping
 from dataclasses import replace
 from types import FrameType
 
@@ -19,6 +20,7 @@ from megalite.data.tokenizer import build_tokenizer
 from megalite.optim.memory import bytes_per_parameter
 from megalite.optim.schedule import LearningRateSchedule, learning_rate
 from megalite.parallel.topology import Topology
+from megalite.training.drawn import Drawn, drawn_lines
 from megalite.training.errors import TrainingError, on_every_rank
 from megalite.training.metrics import Reporter
 from megalite.training.progress import Progress, load_progress, save_progress
@@ -41,11 +43,11 @@ def run(config: Config, topology: Topology) -> None:
     ):
         datasets = on_every_rank(lambda: _open_datasets(config), DataError)
         trainer = Trainer(config, topology)
-        progress, lines = load_progress(trainer)
+        progress, lines, drawn = load_progress(trainer)
         for line in [*_description(trainer), *lines]:
             reporter.say(line)
         if not config.batch.skip_train:
-            progress = train(trainer, datasets, progress, reporter, started)
+            progress = train(trainer, datasets, progress, drawn, reporter, started)
         if config.batch.skip_train or progress.iteration >= _last_iteration(config, progress):
             _final_evaluation(trainer, datasets, progress, reporter)
         if save is not None:
@@ -54,9 +56,17 @@ def run(config: Config, topology: Topology) -> None:
 
 
 def train(
-    trainer: Trainer, datasets: Splits, progress: Progress, reporter: Reporter, started: float
+    trainer: Trainer,
+    datasets: Splits,
+    progress: Progress,
+    drawn_before: Mapping[str, int] | None,
+    reporter: Reporter,
+    started: float,
 ) -> Progress:
-    """Optimizer steps until the run is complete or asked to stop; returns how far it came."""
+    """Optimizer steps until the run is complete or asked to stop; returns how far it came.
+
+    ``drawn_before``: samples of each dataset until ``progress``, None when that is not known.
+    """
     config, topology = trainer.config, trainer.topology
     last = _last_iteration(config, progress)
     if progress.iteration >= last:
@@ -71,6 +81,7 @@ def train(
         raise TrainingError(f"--split {config.data.split} leaves nothing to train on")
     _check_samples_left(config, progress, last, len(datasets.train))
     loader = _loader(trainer, datasets.train, progress.consumed_samples)
+    drawn = Drawn(datasets.train, progress.consumed_samples, drawn_before)
     every, may_save = config.logging.log_interval, config.checkpoint.save is not None
     saved_at = -1
     while progress.iteration < last:
@@ -90,7 +101,7 @@ def train(
             if validating:
                 progress = _validate(trainer, datasets, progress, reporter)
             if saving:
-                reporter.say(save_progress(trainer, progress))
+                reporter.say(save_progress(trainer, progress, drawn.after(progress.consumed_samples)))
                 saved_at = progress.iteration
             window.leave_out(time.perf_counter() - paused)
         if reason := stop.asked(progress.iteration):
@@ -98,8 +109,11 @@ def train(
             break
     loader.close()
     progress = window.settle(progress)
+    counts = drawn.after(progress.consumed_samples)
+    for line in drawn_lines(counts):
+        reporter.say(line)
     if may_save and saved_at != progress.iteration:
-        reporter.say(save_progress(trainer, progress))
+        reporter.say(save_progress(trainer, progress, counts))
     return progress
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from megalite.checkpoint import (
     CheckpointError,
@@ -14,6 +15,7 @@ from megalite.checkpoint import (
     save,
 )
 from megalite.config import Config, to_dict
+from megalite.training.drawn import drawn_lines
 from megalite.training.errors import TrainingError
 from megalite.training.step import Trainer
 
@@ -54,13 +56,19 @@ _DECIDES_TENSORS = (
 )
 
 
-def save_progress(trainer: Trainer, progress: Progress) -> str:
-    """Write a checkpoint below ``--save`` and return a line about it. A collective."""
+def save_progress(trainer: Trainer, progress: Progress, drawn: Mapping[str, int]) -> str:
+    """Write a checkpoint below ``--save`` and return a line about it; ``drawn``: training samples by dataset.
+    A collective.
+    """
     config = trainer.config
     directory = config.checkpoint.save
     if directory is None:
         raise TrainingError("there is no --save folder to write a checkpoint to")
-    state: dict[str, Any] = {"progress": asdict(progress), "config": _as_saved(config)}
+    state: dict[str, Any] = {
+        "progress": asdict(progress),
+        "samples_by_dataset": dict(drawn),
+        "config": _as_saved(config),
+    }
     with_optimizer = not config.checkpoint.no_save_optim
     if with_optimizer:
         state["optimizer"] = trainer.optimizer.scalars()
@@ -68,18 +76,28 @@ def save_progress(trainer: Trainer, progress: Progress) -> str:
     return f"saved checkpoint of iteration {progress.iteration} to {path}"
 
 
-def load_progress(trainer: Trainer) -> tuple[Progress, list[str]]:
+class Resumed(NamedTuple):
+    """Where training goes on."""
+
+    progress: Progress
+    lines: list[str]
+    """What was found."""
+    drawn: dict[str, int] | None
+    """Training samples by dataset until then; None when the checkpoint does not say."""
+
+
+def load_progress(trainer: Trainer) -> Resumed:
     """Fill the model, and unless told otherwise the optimizer, from the newest checkpoint below ``--load``. A
     collective.
 
-    Returns where training goes on, and lines that say what was found. Without a checkpoint training starts
-    anew, unless ``--exit-on-missing-checkpoint`` makes that a TrainingError. ``--finetune`` takes only the
-    weights; without the optimizer's state they are converted to this run's dtype.
+    Without a checkpoint training starts anew, unless ``--exit-on-missing-checkpoint`` makes that a
+    TrainingError. ``--finetune`` takes only the weights; without the optimizer's state they are converted to
+    this run's dtype.
     """
     config = trainer.config
     directory = config.checkpoint.load
     if directory is None:
-        return Progress(), []
+        return Resumed(Progress(), [], {})
     with_optimizer = not (config.checkpoint.no_load_optim or config.checkpoint.finetune)
     try:
         state = load(
@@ -91,7 +109,7 @@ def load_progress(trainer: Trainer) -> tuple[Progress, list[str]]:
     except CheckpointNotFoundError as error:
         if config.checkpoint.exit_on_missing_checkpoint:
             raise TrainingError(f"{error}, and --exit-on-missing-checkpoint is set") from error
-        return Progress(), [f"{error}: starting from iteration 0"]
+        return Resumed(Progress(), [f"{error}: starting from iteration 0"], {})
     except CheckpointError as error:
         if reasons := _misfits(directory, config, with_optimizer):
             raise TrainingError("\n".join([f"{directory} does not fit this run:", *reasons])) from error
@@ -101,12 +119,14 @@ def load_progress(trainer: Trainer) -> tuple[Progress, list[str]]:
     else:
         trainer.optimizer.copy_weights_to_master()
     if config.checkpoint.finetune:
-        return Progress(), [
-            f"loaded the weights of iteration {state['iteration']} from {directory}; training starts at 0"
-        ]
+        line = f"loaded the weights of iteration {state['iteration']} from {directory}; training starts at 0"
+        return Resumed(Progress(), [line], {})
     progress = Progress(**state["progress"])
     lines = [f"loaded checkpoint of iteration {progress.iteration} from {directory}"]
-    return progress, lines + ([] if config.batch.skip_train else _differences(state["config"], config))
+    drawn = state.get("samples_by_dataset")
+    if not config.batch.skip_train:
+        lines += [*drawn_lines(drawn or {}), *_differences(state["config"], config)]
+    return Resumed(progress, lines, drawn)
 
 
 def _as_saved(config: Config) -> dict[str, Any]:

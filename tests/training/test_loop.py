@@ -15,16 +15,18 @@ from megalite.config import parse
 from megalite.parallel.topology import build_topology
 from megalite.training.errors import TrainingError
 from megalite.training.loop import run
+from tests.data.corpora import write_dataset
 
 MODEL = (
     "--num-layers 1 --hidden-size 16 --num-attention-heads 2 --ffn-hidden-size 32 --seq-length 8 "
-    "--max-position-embeddings 8 --micro-batch-size 2 --mock-data --tokenizer-type NullTokenizer "
+    "--max-position-embeddings 8 --micro-batch-size 2 --tokenizer-type NullTokenizer "
     "--vocab-size 31 --lr 1e-2 --log-interval 1 --eval-iters 0"
 )
 
 
-def train(*flags: str, batch: int = 4) -> None:
-    argv = [*MODEL.split(), "--global-batch-size", str(batch), *" ".join(flags).split()]
+def train(*flags: str, batch: int = 4, mock: bool = True) -> None:
+    data = ["--mock-data"] if mock else []
+    argv = [*MODEL.split(), *data, "--global-batch-size", str(batch), *" ".join(flags).split()]
     run(parse(argv, 1), build_topology(1, 1, torch.device("cpu")))
 
 
@@ -120,6 +122,29 @@ def test_longer_mock_runs_draw_the_samples_they_would_have_drawn(
     assert "warning" not in capsys.readouterr().out
     train("--train-iters 2 --seed 7 --load", str(tmp_path))
     assert "warning: seed was 1234 when the checkpoint was saved and is 7 now" in capsys.readouterr().out
+
+
+def test_samples_are_counted_by_dataset_over_all_parts_of_a_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Also those that were drawn before the blend was changed."""
+    a, b = (write_dataset(tmp_path / name, [50] * 20, vocab_size=31) for name in "ab")
+    folder = str(tmp_path / "checkpoints")
+    flags = f"--save {folder} --load {folder} --split 1,0,0 --log-interval 100"
+
+    def counts(iteration: int) -> dict[str, int]:
+        state = json.loads((tmp_path / f"checkpoints/iter_{iteration:07d}/state.json").read_text())
+        found: dict[str, int] = state["samples_by_dataset"]
+        return found
+
+    train(f"{flags} --train-iters 8 --exit-interval 4 --data-path 3 {a} 1 {b}", mock=False)
+    assert counts(4) == {a: 12, b: 4}
+    assert f"samples drawn from {a}: 12\nsamples drawn from {b}: 4\n" in capsys.readouterr().out
+    train(f"{flags} --train-iters 8 --data-path 1 {a} 3 {b}", mock=False)
+    assert counts(8) == {a: 16, b: 16}
+    out = capsys.readouterr().out
+    assert out.index(f"samples drawn from {a}: 12\n") < out.index(f"samples drawn from {a}: 16\n")
+    assert "warning: data_path was" in out
 
 
 def test_the_largest_seed_trains_and_evaluates_on_mock_data() -> None:

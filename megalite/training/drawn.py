@@ -1,0 +1,36 @@
+"""How many training samples came from each dataset, over all processes that a run was spread over."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from megalite.data.build import Dataset
+
+SHOWN = 20
+
+
+class Drawn:
+    """Counts by dataset prefix. The order of the samples tells them, but only since the last start: a resumed
+    run may have another order.
+    """
+
+    def __init__(self, dataset: Dataset, consumed_samples: int, before: Mapping[str, int] | None) -> None:
+        """``before``: the counts of the checkpoint at ``consumed_samples``; None when it has none."""
+        self._source = dataset.samples
+        self._start = self._source.consumed(consumed_samples)
+        self._before = dict(self._start if before is None else before)
+
+    def after(self, consumed_samples: int) -> dict[str, int]:
+        """Counts after that many samples of the run."""
+        counts = dict(self._before)
+        for prefix, count in self._source.consumed(consumed_samples).items():
+            counts[prefix] = counts.get(prefix, 0) + count - self._start.get(prefix, 0)
+        return counts
+
+
+def drawn_lines(counts: Mapping[str, int]) -> list[str]:
+    """The counts to be read, the largest first."""
+    largest = sorted(counts.items(), key=lambda item: -item[1])
+    lines = [f"samples drawn from {prefix}: {count:,}" for prefix, count in largest[:SHOWN]]
+    rest = [count for _, count in largest[SHOWN:]]
+    return [*lines, *([f"samples drawn from {len(rest)} other datasets: {sum(rest):,}"] if rest else [])]
