@@ -6,7 +6,7 @@ from collections import Counter, defaultdict
 
 from megalite.pipeline.schedule import Action, Kind, Schedule
 from megalite.pipeline.simulation import (
-    Link,
+    LinkKey,
     Product,
     ScheduleError,
     describe,
@@ -80,8 +80,8 @@ def _check_complete(schedule: Schedule) -> None:
 
 def _check_links(schedule: Schedule) -> None:
     """The k-th send of a link meets its k-th receive: both sides must list the same tensors in one order."""
-    sent: dict[Link, list[Product]] = defaultdict(list)
-    received: dict[Link, list[Product]] = defaultdict(list)
+    sent: dict[LinkKey, list[Product]] = defaultdict(list)
+    received: dict[LinkKey, list[Product]] = defaultdict(list)
     for rank, actions in enumerate(schedule.actions):
         for action in actions:
             stage = schedule.stages[rank][action.chunk]

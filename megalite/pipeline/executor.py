@@ -22,9 +22,9 @@ Stage = Callable[[Any, torch.Tensor | None], torch.Tensor]
 
 def run_schedule(
     actions: Sequence[Action],
-    stage: Stage | Sequence[Stage],
+    stages: Sequence[Stage],
     microbatches: Sequence[Any],
-    edges: ChunkLinks | Sequence[ChunkLinks],
+    links: Sequence[ChunkLinks],
     *,
     hidden_shape: Sequence[int],
     hidden_dtype: torch.dtype,
@@ -35,19 +35,17 @@ def run_schedule(
 ) -> list[torch.Tensor]:
     """Work through `actions` (`schedule[rank]`); return the last stage's results, detached, by micro-batch.
 
-    `stage(batch, hidden)` gets None for `hidden` on the first stage. It returns hidden states of shape
-    `hidden_shape` (seq, micro_batch, hidden) in `hidden_dtype`, on the last stage the micro-batch's loss, a
-    scalar. A rank with several chunks passes one stage and one set of edges a chunk. Autograd accumulates
-    gradients into the parameters; the loss's own gradient is `loss_grad` (a scalar: the loss scale), by
-    default 1. With `weight_gradients`, those of the stages, an I puts them off until its W. A table without
-    backwards runs without autograd, and the last stage may then return a tensor of any shape.
-    `sends_in_flight` is the schedule's. Other stages than the last return an empty list.
+    `stages` and `links` have an entry for each chunk of the rank. `stage(batch, hidden)` gets None for
+    `hidden` on the first stage. It returns hidden states of shape `hidden_shape` (seq, micro_batch, hidden)
+    in `hidden_dtype`, on the last stage the micro-batch's loss, a scalar. Autograd accumulates gradients into
+    the parameters; the loss's own gradient is `loss_grad` (a scalar: the loss scale), by default 1.
+    With `weight_gradients`, those of the stages, an I puts them off until its W. A table without backwards
+    runs without autograd, and the last stage may then return a tensor of any shape. `sends_in_flight` is the
+    schedule's. Other stages than the last return an empty list.
 
     Raises ValueError when a stage returns a wrong shape or dtype, when the batches do not match the table,
     and for split backwards without `weight_gradients`.
     """
-    stages = [stage] if callable(stage) else list(stage)
-    links = list(edges) if isinstance(edges, Sequence) else [edges]
     _check_arguments(actions, stages, links, len(microbatches), weight_gradients is not None)
     run = _Run(
         stages,
@@ -94,9 +92,9 @@ class _Run:
 
     def __init__(
         self,
-        stages: list[Stage],
+        stages: Sequence[Stage],
         microbatches: Sequence[Any],
-        links: list[ChunkLinks],
+        links: Sequence[ChunkLinks],
         wire: _Wire,
         *,
         training: bool,
@@ -208,14 +206,14 @@ def _check_loss(output: torch.Tensor, action: Action) -> None:
 
 def _check_arguments(
     actions: Sequence[Action],
-    stages: list[Stage],
-    links: list[ChunkLinks],
+    stages: Sequence[Stage],
+    links: Sequence[ChunkLinks],
     microbatches: int,
     can_split: bool,
 ) -> None:
     if len(stages) != len(links):
         raise ValueError(
-            f"{len(stages)} stages with {len(links)} sets of edges; each chunk needs one of both"
+            f"{len(stages)} stages with {len(links)} sets of links; each chunk needs one of both"
         )
     chunks = 1 + max((action.chunk for action in actions), default=0)
     if chunks > len(stages):

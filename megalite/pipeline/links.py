@@ -11,10 +11,11 @@ import torch
 import torch.distributed as dist
 
 from megalite.pipeline.schedule import Kind, Schedule
+from megalite.pipeline.simulation import LinkKey
 
 
 @dataclass(frozen=True)
-class Edge:
+class RemoteLink:
     """One directed link to another rank; `peer` is its global rank.
 
     Each direction has a group of its own (in which NCCL gives every pair of ranks a communicator and stream
@@ -33,7 +34,7 @@ class LocalLink:
     queue: deque[torch.Tensor] = field(default_factory=deque)
 
 
-Link = Edge | LocalLink
+Link = RemoteLink | LocalLink
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,7 @@ def build_links(
     me = dist.get_rank() if dist.is_initialized() else 0
     ranks = next(pipeline for pipeline in pipelines if me in pipeline)
     groups: dict[tuple[Kind, bool], dist.ProcessGroup] = {}
-    links: dict[tuple[int, int, Kind], Link] = {}
+    links: dict[LinkKey, Link] = {}
     chunks: dict[int, dict[str, Link]] = {stage: {} for stage in schedule.stages[ranks.index(me)]}
     for stage in range(schedule.num_stages - 1):
         here, there = _place(schedule, stage), _place(schedule, stage + 1)
@@ -92,11 +93,11 @@ def _place(schedule: Schedule, stage: int) -> int:
     return rank
 
 
-def _connect(group: dist.ProcessGroup, source: int, target: int, me: int, device: torch.device) -> Edge:
+def _connect(group: dist.ProcessGroup, source: int, target: int, me: int, device: torch.device) -> RemoteLink:
     """Pass one element over the link: backends that connect at first use do it here, in a known order."""
     token = torch.zeros(1, device=device)
     if me == source:
         dist.send(token, target, group=group)
-        return Edge(group, target)
+        return RemoteLink(group, target)
     dist.recv(token, source, group=group)
-    return Edge(group, source)
+    return RemoteLink(group, source)

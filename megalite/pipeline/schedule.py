@@ -80,7 +80,7 @@ def v_stages(pp: int) -> tuple[tuple[int, ...], ...]:
 
 
 def forward_only(schedule: Schedule) -> Schedule:
-    """A schedule's forwards in its order, for evaluation and generation: nothing is kept for backward."""
+    """A schedule's forwards in its order, for evaluation: nothing is kept for backward."""
     ranks = tuple(tuple(action for action in rank if action.kind is Kind.F) for rank in schedule.actions)
     return replace(schedule, name="forward-only", actions=ranks, max_in_flight=(0,) * len(schedule))
 

@@ -12,7 +12,7 @@ from megalite.pipeline.schedule import Action, Kind, Schedule
 # (F, B or W; stage; micro-batch): what an action makes that others wait for. B and I make the same gradient.
 Product = tuple[Kind, int, int]
 # (sending rank, receiving rank, F or B): one way between two ranks, on which tensors keep their order.
-Link = tuple[int, int, Kind]
+LinkKey = tuple[int, int, Kind]
 
 
 class ScheduleError(ValueError):
@@ -87,7 +87,7 @@ def requirements(action: Action, stage: int, num_stages: int) -> list[Product]:
     return needed
 
 
-def sending_link(action: Action, rank: int, schedule: Schedule) -> Link | None:
+def sending_link(action: Action, rank: int, schedule: Schedule) -> LinkKey | None:
     """The link on which `action` of `rank` sends its result, None when it stays on the rank."""
     if action.kind is Kind.W:
         return None
@@ -115,7 +115,7 @@ def simulate(
     durations: Mapping[Kind, float] = {Kind.F: f, Kind.B: b + w, Kind.I: b, Kind.W: w}
     finished: dict[Product, tuple[float, int]] = {}  # finish time, rank
     received: dict[Product, float] = {}  # start time of the action on another rank that takes it
-    sent: dict[Link, list[Product]] = defaultdict(list)
+    sent: dict[LinkKey, list[Product]] = defaultdict(list)
     spans: list[list[Span]] = [[] for _ in schedule.actions]
     free: list[float] = [0] * len(schedule)  # when each rank can go on to its next action
 

@@ -137,7 +137,7 @@ def train_on_topology(microbatches: int) -> tuple[list[torch.Tensor], torch.Tens
     stage = Toy(topology.pp.rank, topology.pp.rank == 1)
     losses = run_schedule(
         schedule[topology.pp.rank],
-        stage,
+        [stage],
         batches(microbatches),
         build_links(schedule, axis_ranks(8, 2, 2)["pp"], CPU, timedelta(seconds=60)),
         hidden_shape=SHAPE,
@@ -188,7 +188,7 @@ def count_activations(schedule: Schedule) -> tuple[int, int, int, int]:
 
     run_schedule(
         schedule[rank],
-        stage,
+        [stage],
         list(enumerate(batches(schedule.microbatches))),
         links_of(schedule),
         hidden_shape=SHAPE,
@@ -208,7 +208,7 @@ def test_activations_live_as_long_as_the_table_says(pool: WorkerPool, schedule: 
 
 
 def evaluate(microbatches: int) -> tuple[list[torch.Tensor], bool]:
-    """The last stage returns hidden states, not a loss: what generation does with logits."""
+    """The last stage returns hidden states, not a loss."""
     rank = dist.get_rank()
     schedule = forward_only(one_f_one_b(dist.get_world_size(), microbatches))
     with_graph: list[bool] = []
@@ -221,7 +221,7 @@ def evaluate(microbatches: int) -> tuple[list[torch.Tensor], bool]:
     toy = Toy(rank, last=False)
     results = run_schedule(
         schedule[rank],
-        stage,
+        [stage],
         batches(microbatches),
         links_of(schedule),
         hidden_shape=SHAPE,
@@ -264,7 +264,7 @@ def misbehave(fault: str) -> None:
     schedule = one_f_one_b(3, 4)
     run_schedule(
         schedule[rank],
-        stage,
+        [stage],
         batches(4),
         links_of(schedule),
         hidden_shape=SHAPE,
@@ -304,7 +304,7 @@ def test_tables_that_do_not_fit_are_refused(schedule: Schedule, count: int, mess
     with pytest.raises(ValueError, match=message):
         run_schedule(
             schedule[0],
-            nothing,
+            [nothing],
             batches(count),
             links,
             hidden_shape=SHAPE,
