@@ -46,14 +46,6 @@ class Topology:
     embedding: Axis
     device: torch.device
 
-    @property
-    def is_first_stage(self) -> bool:
-        return self.pp.rank == 0
-
-    @property
-    def is_last_stage(self) -> bool:
-        return self.pp.rank == self.pp.size - 1
-
     def axis(self, name: str) -> Axis:
         """The axis called ``name``: tp, dp, pp, model or embedding."""
         axis = getattr(self, name)
