@@ -137,7 +137,7 @@ def flat_cases() -> Iterator[Case]:
 
 @pytest.fixture(scope="module")
 def compiled(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], list[Resources]]:
-    """Everything is compiled once, in one thread: CPython 3.11 loses count when two threads parse at a time."""
+    """Everything is compiled once, in one thread: CPython 3.11 loses count when two threads parse."""
     if os.environ.get("TRITON_INTERPRET") == "1":
         pytest.skip("the interpreter cannot compile")
     os.environ["TRITON_CACHE_DIR"] = str(tmp_path_factory.mktemp("triton"))
