@@ -244,3 +244,33 @@ def test_the_benchmark_measures_every_stage(tmp_path: Path) -> None:
             "blending",
         )
     ] == [1, 3, 1, 2, 3]
+
+
+RAY = TOOLS.parent / "examples" / "data" / "preprocess_ray.py"
+
+
+def test_the_ray_example_says_what_it_needs(tmp_path: Path) -> None:
+    without = "import runpy, sys; sys.modules['ray'] = None; runpy.run_path(sys.argv[1], run_name='__main__')"
+    flags = ["--partitions", "2", "--input", "x", "--output-prefix", str(tmp_path / "p")]
+    done = subprocess.run(
+        [sys.executable, "-c", without, str(RAY), *flags], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 1
+    assert done.stderr == "preprocess_ray: error: needs the package ray: pip install ray\n"
+
+
+def test_ray_gives_the_bytes_of_one_run(tmp_path: Path) -> None:
+    pytest.importorskip("ray")
+    source = write_lines(tmp_path / "in.jsonl", 50)
+    flags = ["--input", source, *NULL[:-2]]
+    done = subprocess.run(
+        [sys.executable, str(RAY), *flags, "--partitions", "3", "--output-prefix", str(tmp_path / "ray")],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert tool("preprocess_data")([*flags, "--output-prefix", str(tmp_path / "one")]) == 0
+    for suffix in (".bin", ".idx"):
+        ray, one = (tmp_path / f"{name}_text_document{suffix}" for name in ("ray", "one"))
+        assert ray.read_bytes() == one.read_bytes()

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-SOURCES = ("csrc", "kernels", "megalite", "setup.py", "pyproject.toml", "MANIFEST.in", "LICENSE")
+SOURCES = ("csrc", "examples", "kernels", "megalite", "setup.py", "pyproject.toml", "MANIFEST.in", "LICENSE")
 
 
 def run(command: list[str], folder: Path) -> str:
@@ -56,6 +56,15 @@ def test_the_wheel_holds_every_module(contents: set[str]) -> None:
     kernels = {f"megalite/{path.relative_to(ROOT).as_posix()}" for path in (ROOT / "kernels").rglob("*.py")}
     assert modules | kernels == {name for name in contents if name.endswith(".py")}
     assert "megalite/py.typed" in contents
+
+
+def test_the_source_distribution_holds_the_examples(wheel: Path) -> None:
+    """The sample corpus among them, which `make pretrain` starts from."""
+    (source,) = (path for path in wheel.parents[1].glob("megalite-*") if path.is_dir())
+    for suffix in ("*.sh", "*.py", "*.yaml", "*.jsonl"):
+        expected = {path.relative_to(ROOT) for path in (ROOT / "examples").rglob(suffix)}
+        assert expected
+        assert expected <= {path.relative_to(source) for path in (source / "examples").rglob(suffix)}
 
 
 def test_the_wheel_holds_the_extension_and_the_licence(contents: set[str]) -> None:
