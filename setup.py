@@ -1,4 +1,4 @@
-"""Metadata and build of megalite: ``megalite._C`` from csrc/, the folder kernels/ as ``megalite.kernels``."""
+"""Metadata and build of megalite: `megalite._C` from csrc/, the folder kernels/ as `megalite.kernels`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ FLOATING_POINT = ["-fno-math-errno", "-fno-trapping-math", "-ffp-contract=off"]
 
 
 def version() -> str:
-    """The version written in ``megalite/__init__.py``, its only home."""
+    """The version written in `megalite/__init__.py`, its only home."""
     text = (ROOT / "megalite" / "__init__.py").read_text(encoding="utf-8")
     found = re.search(r'^__version__ = "([^"]+)"$', text, re.MULTILINE)
     if found is None:
@@ -23,15 +23,15 @@ def version() -> str:
 
 
 def packages() -> list[str]:
-    """``megalite`` with its subpackages, and ``kernels`` under the name ``megalite.kernels``."""
+    """`megalite` with its subpackages, and `kernels` under the name `megalite.kernels`."""
     kernels = [f"megalite.kernels.{name}" for name in find_packages(str(ROOT / "kernels"))]
     return [*find_packages(str(ROOT), include=["megalite", "megalite.*"]), "megalite.kernels", *kernels]
 
 
 def extension() -> Pybind11Extension:
-    """``megalite._C`` from every ``csrc/*.cpp``.
+    """`megalite._C` from every `csrc/*.cpp`.
 
-    No ``-march``: a wheel built on one machine must run on another, so vector code is chosen at run time.
+    No `-march`: a wheel built on one machine must run on another, so vector code is chosen at run time.
     Apple's compiler ships without OpenMP; the code is correct, on one thread, without it.
     """
     openmp = [] if sys.platform == "darwin" else ["-fopenmp"]

@@ -41,7 +41,7 @@ def site_key(seed: int, site: int) -> int:
 
 
 def keep(counters: Tensor, key: int, rate: float) -> Tensor:
-    """Which elements stay: bool, shaped as ``counters`` (int64, a number of its own for each element)."""
+    """Which elements stay: bool, shaped as `counters` (int64, a number of its own for each element)."""
     return _shifted(hashed(counters * GOLDEN + key), 40) >= round(rate * 2**24)
 
 
@@ -50,7 +50,7 @@ def counters_of(
 ) -> Tensor:
     """A number for each element of a tensor (positions, batch, channels): int64, of that shape.
 
-    Its first position is ``first_position`` of ``total_positions``; ``samples``: int64 (batch,), the samples'
+    Its first position is `first_position` of `total_positions`; `samples`: int64 (batch,), the samples'
     global numbers.
     """
     place = torch.arange(first_position, first_position + positions, device=samples.device).unsqueeze(1)
@@ -85,10 +85,10 @@ def _scaled(
 def dropout(
     x: Tensor, samples: Tensor, key: int, rate: float, first_position: int, total_positions: int
 ) -> Tensor:
-    """Zero elements of ``x`` (seq, batch, hidden) with probability ``rate`` and divide the rest by 1 - rate.
+    """Zero elements of `x` (seq, batch, hidden) with probability `rate` and divide the rest by 1 - rate.
 
-    ``samples``: int64 (batch,), the global number of each sample; ``first_position``: of the sequence's
-    ``total_positions``, where a sequence shard begins. Raises ValueError for a rate outside [0, 1).
+    `samples`: int64 (batch,), the global number of each sample; `first_position`: of the sequence's
+    `total_positions`, where a sequence shard begins. Raises ValueError for a rate outside [0, 1).
     """
     if not 0 <= rate < 1:
         raise ValueError(f"dropout rate {rate} is not in [0, 1)")

@@ -23,8 +23,8 @@ Rotation = tuple[torch.Tensor, torch.Tensor]
 class Sequences:
     """What the blocks know of a micro-batch beside its hidden states.
 
-    ``samples``: int64 (batch,), the number of each sample in the whole run. ``rotation``: cos and sin of each
-    position, (seq, batch, rotary_dim / 2). ``documents``: where documents lie, if attention stays inside
+    `samples`: int64 (batch,), the number of each sample in the whole run. `rotation`: cos and sin of each
+    position, (seq, batch, rotary_dim / 2). `documents`: where documents lie, if attention stays inside
     them.
     """
 
@@ -34,10 +34,10 @@ class Sequences:
 
 
 class Attention(nn.Module):
-    """``proj(softmax(q k^T / sqrt(d)) v)`` over earlier positions only.
+    """`proj(softmax(q k^T / sqrt(d)) v)` over earlier positions only.
 
-    Group g of the fused projection holds its queries, then one key and one value: ``(groups, queries + 2,
-    head_dim, hidden)``.
+    Group g of the fused projection holds its queries, then one key and one value: `(groups, queries + 2,
+    head_dim, hidden)`.
     """
 
     def __init__(self, config: ModelConfig, make: ParameterFactory, output_std: float, layer: int):

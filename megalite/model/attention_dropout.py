@@ -68,7 +68,7 @@ def _blocks(
 def attention_with_dropout(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, heads: torch.Tensor, key: int, rate: float
 ) -> torch.Tensor:
-    """``dropout(softmax(q k^T / sqrt(d))) v`` over earlier positions.
+    """`dropout(softmax(q k^T / sqrt(d))) v` over earlier positions.
 
     q: (seq, batch, heads, d), k and v: (seq, batch, groups, d); heads: int64 (batch, heads), a number for
     each head of each sample in the whole run. Returns (seq, batch, heads, d). Holds the weights of BLOCK

@@ -12,8 +12,8 @@ from torch import nn
 class Documents:
     """Where documents lie in a micro-batch; a position attends only to its own document.
 
-    ``starts``: int32 (documents + 1,), beginnings in the micro-batch flattened sample by sample, from 0 to
-    batch * seq; every sample begins a document. ``longest``: tokens of the longest one.
+    `starts`: int32 (documents + 1,), beginnings in the micro-batch flattened sample by sample, from 0 to
+    batch * seq; every sample begins a document. `longest`: tokens of the longest one.
     """
 
     starts: torch.Tensor

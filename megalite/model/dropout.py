@@ -18,7 +18,7 @@ def dropout_site(layer: int, part: int) -> int:
 
 
 class Dropout(nn.Module):
-    """Drops channels of hidden states; does nothing at rate 0 or in evaluation. ``site``: its own number."""
+    """Drops channels of hidden states; does nothing at rate 0 or in evaluation. `site`: its own number."""
 
     def __init__(self, rate: float, site: int, seq_length: int, make: ParameterFactory):
         super().__init__()

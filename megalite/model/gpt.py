@@ -29,9 +29,9 @@ IGNORED = -100  # label of a position that is out of the loss
 class Tokens(Protocol):
     """What the model reads of a micro-batch.
 
-    ``tokens``, ``labels``, ``position_ids``: int64 (batch, seq). ``loss_mask``: (batch, seq), 0 where a label
-    does not count. ``sample_index``: int64 (batch,), the number of each sample in the whole run.
-    ``cu_seqlens``, ``max_document_length``: as in `Documents`, None where attention crosses documents.
+    `tokens`, `labels`, `position_ids`: int64 (batch, seq). `loss_mask`: (batch, seq), 0 where a label
+    does not count. `sample_index`: int64 (batch,), the number of each sample in the whole run.
+    `cu_seqlens`, `max_document_length`: as in `Documents`, None where attention crosses documents.
     """
 
     @property
@@ -51,7 +51,7 @@ class Tokens(Protocol):
 
 
 class Block(nn.Module):
-    """``x + attention(norm(x))``, then ``x + mlp(norm(x))``."""
+    """`x + attention(norm(x))`, then `x + mlp(norm(x))`."""
 
     def __init__(self, config: ModelConfig, make: ParameterFactory, layer: int):
         super().__init__()

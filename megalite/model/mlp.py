@@ -12,7 +12,7 @@ from megalite.parallel.params import ParameterFactory
 
 
 class MLP(nn.Module):
-    """``down(silu(gate x) * up x)``, or ``down(gelu(up x))`` with GPT-2's tanh form of GELU.
+    """`down(silu(gate x) * up x)`, or `down(gelu(up x))` with GPT-2's tanh form of GELU.
 
     SwiGLU: Shazeer 2020, arXiv 2002.05202. Gate and up are one weight (2, ffn, hidden), so that a
     tensor-parallel part is one block.

@@ -11,7 +11,7 @@ from megalite.parallel.params import ParameterFactory
 
 
 class RMSNorm(nn.Module):
-    """``x / rms(x) * weight`` (Zhang and Sennrich 2019, arXiv 1910.07467); x (..., hidden)."""
+    """`x / rms(x) * weight` (Zhang and Sennrich 2019, arXiv 1910.07467); x (..., hidden)."""
 
     def __init__(self, config: ModelConfig, make: ParameterFactory):
         super().__init__()
@@ -22,13 +22,13 @@ class RMSNorm(nn.Module):
         return rms_norm(x, self.weight, self.epsilon)
 
     def after_adding(self, branch: torch.Tensor, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """The norm of ``x + branch``, and the sum itself, in one pass over memory."""
+        """The norm of `x + branch`, and the sum itself, in one pass over memory."""
         normed, total = add_rms_norm(branch, x, self.weight, self.epsilon)
         return normed, total
 
 
 class LayerNorm(nn.Module):
-    """``(x - mean(x)) / std(x) * weight + bias`` (Ba et al. 2016, arXiv 1607.06450); x (..., hidden)."""
+    """`(x - mean(x)) / std(x) * weight + bias` (Ba et al. 2016, arXiv 1607.06450); x (..., hidden)."""
 
     def __init__(self, config: ModelConfig, make: ParameterFactory):
         super().__init__()
@@ -40,7 +40,7 @@ class LayerNorm(nn.Module):
         return nn.functional.layer_norm(x, self.weight.shape, self.weight, self.bias, self.epsilon)
 
     def after_adding(self, branch: torch.Tensor, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """The norm of ``x + branch``, and the sum itself."""
+        """The norm of `x + branch`, and the sum itself."""
         total = x + branch
         return self(total), total
 

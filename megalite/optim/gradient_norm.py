@@ -14,7 +14,7 @@ from megalite.parallel.topology import Axis
 
 
 def merged_ranges(bucket: FlatBucket, selected: Callable[[ParamRecord], bool]) -> tuple[tuple[int, int], ...]:
-    """[start, stop) of the slots whose record is ``selected``, merged with neighbours over zero padding."""
+    """[start, stop) of the slots whose record is `selected`, merged with neighbours over zero padding."""
     ranges: list[tuple[int, int]] = []
     extends = False
     for slot in bucket.slots:
@@ -41,7 +41,7 @@ def gradient_norm(buckets: Sequence[FlatBucket], model: Axis) -> torch.Tensor:
 
 
 def clip_coefficient(norm: torch.Tensor, clip: float) -> torch.Tensor:
-    """min(1, clip / (norm + 1e-6)), as Megatron-LM; 1 when ``clip`` is 0, which turns clipping off."""
+    """min(1, clip / (norm + 1e-6)), as Megatron-LM; 1 when `clip` is 0, which turns clipping off."""
     if clip == 0:
         return torch.ones_like(norm)
     return (clip / (norm + 1.0e-6)).clamp(max=1.0)

@@ -13,7 +13,7 @@ from megalite.parallel.buckets import main_grad_dtype
 class BytesPerParameter:
     """Bytes a parameter, by purpose.
 
-    ``master`` is 0 where the weights themselves are the master; ``moments`` are both of Adam's.
+    `master` is 0 where the weights themselves are the master; `moments` are both of Adam's.
     """
 
     weights: int

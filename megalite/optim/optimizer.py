@@ -20,8 +20,8 @@ from megalite.parallel.topology import Axis
 class StepStats:
     """What a step did; scalar tensors on the device, which later steps do not change.
 
-    ``grad_norm`` fp64: of the unscaled gradient, before clipping. ``skipped`` bool: not finite, nothing was
-    changed. ``loss_scale``: the one used in this step. ``stuck`` int64: steps in a row skipped at the lowest
+    `grad_norm` fp64: of the unscaled gradient, before clipping. `skipped` bool: not finite, nothing was
+    changed. `loss_scale`: the one used in this step. `stuck` int64: steps in a row skipped at the lowest
     loss scale (see GradScaler).
     """
 
@@ -33,7 +33,7 @@ class StepStats:
 
 @dataclass(frozen=True)
 class _BucketState:
-    """Flat optimizer memory beside a bucket; ``master`` is None where the weights are the master."""
+    """Flat optimizer memory beside a bucket; `master` is None where the weights are the master."""
 
     bucket: FlatBucket
     decay_ranges: tuple[tuple[int, int], ...]
@@ -45,7 +45,7 @@ class _BucketState:
 class Optimizer:
     """AdamW over flat buckets, with gradient clipping, loss scaling and master weights.
 
-    ``buckets``: weights and summed main gradients, the latter multiplied by :attr:`loss_scale`. ``model``:
+    `buckets`: weights and summed main gradients, the latter multiplied by `loss_scale`. `model`:
     the ranks that hold one copy of the model. A step whose gradient norm is not finite changes neither
     weights, moments nor step count, on any rank.
     """
@@ -75,7 +75,7 @@ class Optimizer:
 
     @torch.no_grad()
     def step(self, lr: float) -> StepStats:
-        """Unscale, clip and apply the gradients with learning rate ``lr``. Gradients are left as they are."""
+        """Unscale, clip and apply the gradients with learning rate `lr`. Gradients are left as they are."""
         self._lr.fill_(lr)
         buckets = [state.bucket for state in self._states]
         scale = self._scaler.scale.to(torch.float64, copy=True)
@@ -133,7 +133,7 @@ class Optimizer:
         return {"step": int(self._step), **self._scaler.state()}
 
     def load_scalars(self, scalars: dict[str, float]) -> None:
-        """Restore :meth:`scalars`. Raises KeyError without a step count."""
+        """Restore `scalars`. Raises KeyError without a step count."""
         self._step.fill_(int(scalars["step"]))
         self._scaler.load_state(scalars)
 

@@ -11,11 +11,11 @@ BACKOFF_FACTOR = 0.5
 class GradScaler:
     """Dynamic or constant loss scale with Megatron-LM's rules.
 
-    A step with non-finite gradients uses up one of ``hysteresis``; once they are used up, every such step
-    halves the scale, not below ``minimum``. ``window`` steps in a row with finite gradients double the scale
+    A step with non-finite gradients uses up one of `hysteresis`; once they are used up, every such step
+    halves the scale, not below `minimum`. `window` steps in a row with finite gradients double the scale
     and restore the hysteresis.
 
-    ``scale``: scalar tensor of ``dtype``, updated in place. ``stuck``: int64 scalar tensor, how many steps in
+    `scale`: scalar tensor of `dtype`, updated in place. `stuck`: int64 scalar tensor, how many steps in
     a row were skipped although the scale could not be lowered any more; a training loop that reads a large
     number there has no way forward but to stop.
     """
@@ -51,7 +51,7 @@ class GradScaler:
         self._hysteresis_left = torch.full_like(self.stuck, hysteresis)
 
     def update(self, overflow: torch.Tensor) -> None:
-        """Learn from a step; ``overflow``: bool scalar tensor, whether its gradients were not finite."""
+        """Learn from a step; `overflow`: bool scalar tensor, whether its gradients were not finite."""
         lowest = self.scale <= self.minimum if self.dynamic else torch.ones_like(overflow)
         self.stuck.copy_(torch.where(overflow & lowest, self.stuck + 1, 0))
         if not self.dynamic:
@@ -74,7 +74,7 @@ class GradScaler:
         return {name: float(value) for name, value in self._state_tensors().items()}
 
     def load_state(self, state: dict[str, float]) -> None:
-        """Restore :meth:`state`; a constant scale stays, and a state without a scale changes nothing."""
+        """Restore `state`; a constant scale stays, and a state without a scale changes nothing."""
         if not self.dynamic:
             return
         for name, tensor in self._state_tensors().items():

@@ -1,7 +1,7 @@
 """The learning rate as a closed form of one counter: the samples consumed so far.
 
 Megatron-LM's formulas (core/optimizer_param_scheduler.py). The rate of a step is that of the samples consumed
-*before* it: the first step of a run with warm-up uses ``initial``. This package's logs print the rate that
+*before* it: the first step of a run with warm-up uses `initial`. This package's logs print the rate that
 was applied in the step they report; Megatron-LM prints the rate of the next one. Since consumed samples also
 count steps that fp16 skipped, so does the schedule.
 """
@@ -19,11 +19,11 @@ WSD_STYLES = ("exponential", "linear", "cosine", "minus_sqrt")
 
 @dataclass(frozen=True)
 class LearningRateSchedule:
-    """Linear warm-up from ``initial`` to ``peak``, then a decay to ``minimum``.
+    """Linear warm-up from `initial` to `peak`, then a decay to `minimum`.
 
-    All lengths in samples; the decay is done ``decay_samples`` from the start of training, warm-up included;
-    ``warmup_samples`` may be fractional. ``style``: one of STYLES. A WSD schedule (Hu et al. 2024, arXiv
-    2404.06395) holds the peak and decays in its last ``wsd_samples`` with ``wsd_style``, one of WSD_STYLES.
+    All lengths in samples; the decay is done `decay_samples` from the start of training, warm-up included;
+    `warmup_samples` may be fractional. `style`: one of STYLES. A WSD schedule (Hu et al. 2024, arXiv
+    2404.06395) holds the peak and decays in its last `wsd_samples` with `wsd_style`, one of WSD_STYLES.
     """
 
     peak: float
@@ -73,12 +73,12 @@ class LearningRateSchedule:
 
 
 def learning_rate(schedule: LearningRateSchedule, consumed_samples: int) -> float:
-    """The rate to apply in the step that follows ``consumed_samples``.
+    """The rate to apply in the step that follows `consumed_samples`.
 
     Up to and including the last warm-up sample: initial + (peak - initial) n / warmup. Then, with x the share
     of the decay that is done, minimum + (peak - minimum) c(x): linear 1 - x, cosine (1 + cos pi x) / 2, WSD
-    as :func:`_wsd_coefficient`. inverse-square-root is peak sqrt(warmup / n), at least the minimum; constant
-    never decays. Beyond ``decay_samples``: the minimum.
+    as `_wsd_coefficient`. inverse-square-root is peak sqrt(warmup / n), at least the minimum; constant
+    never decays. Beyond `decay_samples`: the minimum.
     """
     n, s = consumed_samples, schedule
     if s.warmup_samples > 0 and n <= s.warmup_samples:

@@ -26,7 +26,7 @@ ALIGNMENT = 128  # elements: 128-bit accesses of any dtype, and whole cache line
 
 @dataclass(frozen=True)
 class Slot:
-    """Place of one parameter in a bucket: elements ``start`` to ``stop``."""
+    """Place of one parameter in a bucket: elements `start` to `stop`."""
 
     param: nn.Parameter
     start: int
@@ -37,7 +37,7 @@ class Slot:
 class FlatBucket:
     """One contiguous piece of a stage's parameters.
 
-    ``weights`` (numel,) in the parameters' dtype and ``grads`` (numel,) in the main gradient's: each
+    `weights` (numel,) in the parameters' dtype and `grads` (numel,) in the main gradient's: each
     parameter is a view of the first, its main gradient of the second. Elements between slots are padding and
     stay zero.
     """
@@ -62,9 +62,9 @@ def _align(offset: int) -> int:
 
 
 def plan_buckets(sizes: Sequence[int], alone: Sequence[bool], bucket_size: int) -> list[list[int]]:
-    """Group parameters, given by size in buffer order, into buckets of at least ``bucket_size`` elements.
+    """Group parameters, given by size in buffer order, into buckets of at least `bucket_size` elements.
 
-    The last may be smaller; a parameter with ``alone`` set gets a bucket of its own. Returns the indices in
+    The last may be smaller; a parameter with `alone` set gets a bucket of its own. Returns the indices in
     each bucket.
     """
     buckets: list[list[int]] = []
@@ -127,8 +127,8 @@ class _Reduction:
 class GradientBuckets:
     """Moves the parameters of a process into flat memory and reduces their gradients.
 
-    A step is: :meth:`start_step`; the backward passes of all micro-batches, in any order, during which a
-    bucket is reduced when its last gradient has come in, if ``overlap`` is set; :meth:`finish`.
+    A step is: `start_step`; the backward passes of all micro-batches, in any order, during which a
+    bucket is reduced when its last gradient has come in, if `overlap` is set; `finish`.
     """
 
     def __init__(
@@ -160,7 +160,7 @@ class GradientBuckets:
             reduction.expect(microbatches)
 
     def finish(self) -> None:
-        """Reduce what is left and wait: afterwards every ``main_grad`` is that of the global batch."""
+        """Reduce what is left and wait: afterwards every `main_grad` is that of the global batch."""
         for reduction in self._reductions:
             reduction.start()
         for reduction in self._reductions:
@@ -169,7 +169,7 @@ class GradientBuckets:
             self._sum_partial_gradients(self.topology.axis(name))
 
     def _sum_partial_gradients(self, axis: Axis) -> None:
-        """Sum, in one message, the gradients of which each rank of ``axis`` has only a part."""
+        """Sum, in one message, the gradients of which each rank of `axis` has only a part."""
         if axis.size == 1:
             return
         grads = [main_grad(param) for param in self.parameters if axis.name in record_of(param).sum_grad_over]

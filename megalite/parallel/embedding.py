@@ -37,9 +37,9 @@ class _LookUp(torch.autograd.Function):
 def vocab_parallel_embedding(
     tokens: torch.Tensor, weight: torch.Tensor, start: int, axis: Axis, sequence_parallel: bool
 ) -> torch.Tensor:
-    """Rows of a table for ``tokens``, int64 (seq, batch).
+    """Rows of a table for `tokens`, int64 (seq, batch).
 
-    ``weight``: (padded vocab / tp, hidden), its first row that of token ``start``. Returns (seq, batch,
-    hidden) in its dtype, or with ``sequence_parallel`` the shard (seq / tp, batch, hidden).
+    `weight`: (padded vocab / tp, hidden), its first row that of token `start`. Returns (seq, batch,
+    hidden) in its dtype, or with `sequence_parallel` the shard (seq / tp, batch, hidden).
     """
     return sum_partials(_LookUp.apply(tokens, weight, start), axis, sequence_parallel)

@@ -26,7 +26,7 @@ from megalite.parallel.topology import Axis
 def add_weight_gradient(
     weight: torch.Tensor, grad_output: torch.Tensor, x: torch.Tensor
 ) -> torch.Tensor | None:
-    """Gradient of ``weight`` (n, k) seen as a matrix, from ``grad_output`` (tokens, n) and ``x`` (tokens, k).
+    """Gradient of `weight` (n, k) seen as a matrix, from `grad_output` (tokens, n) and `x` (tokens, k).
 
     Added to the parameter's main gradient when it has one, at once or when the schedule asks for it (then
     None is returned), else returned in the weight's shape for autograd.
@@ -105,9 +105,9 @@ class _PartialLinear(torch.autograd.Function):
 def column_linear(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, axis: Axis, sequence_parallel: bool
 ) -> torch.Tensor:
-    """``y = x W^T + b`` with the rows of W cut over ``axis``.
+    """`y = x W^T + b` with the rows of W cut over `axis`.
 
-    x: (seq, batch, k), or its shard (seq / tp, batch, k) with ``sequence_parallel``; weight: (..., k), seen
+    x: (seq, batch, k), or its shard (seq / tp, batch, k) with `sequence_parallel`; weight: (..., k), seen
     as (n / tp, k); returns (seq, batch, n / tp).
     """
     flat_bias = None if bias is None else bias.reshape(-1)
@@ -117,10 +117,10 @@ def column_linear(
 def row_linear(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, axis: Axis, sequence_parallel: bool
 ) -> torch.Tensor:
-    """``y = sum over axis of x W^T, + b`` with the columns of W cut over ``axis``.
+    """`y = sum over axis of x W^T, + b` with the columns of W cut over `axis`.
 
     x: (seq, batch, k / tp); weight: (n, k / tp); returns (seq, batch, n), or its shard (seq / tp, batch, n)
-    with ``sequence_parallel``. The bias is added once, after the sum.
+    with `sequence_parallel`. The bias is added once, after the sum.
     """
     y = sum_partials(_PartialLinear.apply(x, weight), axis, sequence_parallel)
     return y if bias is None else y + bias

@@ -22,14 +22,14 @@ _reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_sc
 def all_reduce(
     tensor: torch.Tensor, axis: Axis, op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM
 ) -> torch.Tensor:
-    """``tensor`` reduced over ``axis``, in place."""
+    """`tensor` reduced over `axis`, in place."""
     if axis.group is not None:
         dist.all_reduce(tensor, op=op, group=axis.group)
     return tensor
 
 
 def start_all_gather(shard: torch.Tensor, axis: Axis) -> tuple[torch.Tensor, dist.Work | None]:
-    """Begin to collect the shards of dim 0, ``(n, ...)`` -> ``(n * size, ...)``; see :func:`finish`."""
+    """Begin to collect the shards of dim 0, `(n, ...)` -> `(n * size, ...)`; see `finish`."""
     if axis.group is None:
         return shard, None
     whole = shard.new_empty((shard.shape[0] * axis.size, *shard.shape[1:]))
@@ -38,7 +38,7 @@ def start_all_gather(shard: torch.Tensor, axis: Axis) -> tuple[torch.Tensor, dis
 
 
 def start_reduce_scatter(whole: torch.Tensor, axis: Axis) -> tuple[torch.Tensor, dist.Work | None]:
-    """Begin to sum over the axis and keep this rank's shard of dim 0: ``(n * size, ...)`` -> ``(n, ...)``."""
+    """Begin to sum over the axis and keep this rank's shard of dim 0: `(n * size, ...)` -> `(n, ...)`."""
     if axis.group is None:
         return whole, None
     shard = whole.new_empty((whole.shape[0] // axis.size, *whole.shape[1:]))
@@ -47,7 +47,7 @@ def start_reduce_scatter(whole: torch.Tensor, axis: Axis) -> tuple[torch.Tensor,
 
 
 def start_all_reduce(tensor: torch.Tensor, axis: Axis) -> tuple[torch.Tensor, dist.Work | None]:
-    """Begin to sum ``tensor`` over the axis, in place."""
+    """Begin to sum `tensor` over the axis, in place."""
     if axis.group is None:
         return tensor, None
     return tensor, dist.all_reduce(tensor, group=axis.group, async_op=True)
@@ -87,7 +87,7 @@ class _SumPartialsToShards(torch.autograd.Function):
 
 
 def sum_partials(partial: torch.Tensor, axis: Axis, sequence_parallel: bool) -> torch.Tensor:
-    """Partial sums ``(seq, ...)`` to the whole on every rank, or its sequence shard ``(seq / tp, ...)``."""
+    """Partial sums `(seq, ...)` to the whole on every rank, or its sequence shard `(seq / tp, ...)`."""
     if axis.size == 1:
         return partial
     function = _SumPartialsToShards if sequence_parallel else _SumPartials

@@ -23,14 +23,14 @@ from megalite.parallel.weight_gradients import WeightGradients
 class ParamRecord:
     """How one local parameter belongs to its global tensor.
 
-    ``name``, ``global_shape``: of the whole tensor, padding not counted.
-    ``split_dim``, ``offset``: the dimension cut over the tp axis and where the local part starts on it (None,
+    `name`, `global_shape`: of the whole tensor, padding not counted.
+    `split_dim`, `offset`: the dimension cut over the tp axis and where the local part starts on it (None,
     0: replicated).
-    ``sum_grad_over``: axes, besides dp, over which the local gradient is only a partial sum.
-    ``counted``: whether this rank's copy counts in the gradient norm and is the one written to checkpoints:
+    `sum_grad_over`: axes, besides dp, over which the local gradient is only a partial sum.
+    `counted`: whether this rank's copy counts in the gradient norm and is the one written to checkpoints:
     true on one rank of each set of replicas in a copy of the model.
-    ``decay``: whether weight decay applies.
-    ``uses``: how often a backward pass adds to the gradient (2 for an embedding that is also the head of the
+    `decay`: whether weight decay applies.
+    `uses`: how often a backward pass adds to the gradient (2 for an embedding that is also the head of the
     same stage).
     """
 
@@ -47,8 +47,8 @@ class ParamRecord:
 class GradientSink(Protocol):
     """Where a layer that computes its own weight gradient puts it.
 
-    It adds to ``main_grad`` (shape of the parameter), then calls ``ready()``; work that can wait goes through
-    ``weight_gradients``.
+    It adds to `main_grad` (shape of the parameter), then calls `ready()`; work that can wait goes through
+    `weight_gradients`.
     """
 
     main_grad: torch.Tensor
@@ -58,7 +58,7 @@ class GradientSink(Protocol):
 
 
 def record_of(parameter: torch.Tensor) -> ParamRecord:
-    """The record of ``parameter``. Raises KeyError when it was not made by :class:`ParameterFactory`."""
+    """The record of `parameter`. Raises KeyError when it was not made by `ParameterFactory`."""
     record = getattr(parameter, "_record", None)
     if record is None:
         raise KeyError(
@@ -68,17 +68,17 @@ def record_of(parameter: torch.Tensor) -> ParamRecord:
 
 
 def sink_of(parameter: torch.Tensor) -> GradientSink | None:
-    """Where gradients of ``parameter`` are collected, or None when autograd keeps them in ``.grad``."""
+    """Where gradients of `parameter` are collected, or None when autograd keeps them in `.grad`."""
     return getattr(parameter, "_sink", None)
 
 
 def attach_sink(parameter: torch.Tensor, sink: GradientSink) -> None:
-    """From now on gradients of ``parameter`` go to ``sink``."""
+    """From now on gradients of `parameter` go to `sink`."""
     parameter._sink = sink  # type: ignore[attr-defined]
 
 
 def global_block(parameter: torch.Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Offsets and sizes of the rectangle of the global tensor that ``parameter`` holds.
+    """Offsets and sizes of the rectangle of the global tensor that `parameter` holds.
 
     Sizes are smaller than the local shape where the local part ends in padding (vocabulary rows beyond the
     last token), possibly 0.
@@ -94,7 +94,7 @@ def global_block(parameter: torch.Tensor) -> tuple[tuple[int, ...], tuple[int, .
 
 
 def narrow_to_block(tensor: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
-    """View of ``tensor`` (shaped as ``parameter``) without the padding, which is not of the global tensor."""
+    """View of `tensor` (shaped as `parameter`) without the padding, which is not of the global tensor."""
     record = record_of(parameter)
     if record.split_dim is None:
         return tensor
@@ -104,9 +104,9 @@ def narrow_to_block(tensor: torch.Tensor, parameter: torch.Tensor) -> torch.Tens
 def seeded_normal(
     seed: int, name: str, global_shape: tuple[int, ...], rows: np.ndarray, std: float
 ) -> torch.Tensor:
-    """Normal values of the given rows of a global tensor: float64 ``(len(rows), row_length)``.
+    """Normal values of the given rows of a global tensor: float64 `(len(rows), row_length)`.
 
-    ``std``: their standard deviation. ``rows``: int64; a row is the last dim, rows are numbered over all
+    `std`: their standard deviation. `rows`: int64; a row is the last dim, rows are numbered over all
     others. Row r is a function of (seed, name, r) alone: its uniform numbers are the outputs of Philox4x64
     (Salmon et al. 2011) from a counter that starts at r times the row's blocks, mapped through the inverse
     normal distribution function.
@@ -143,7 +143,7 @@ class ParameterFactory:
         self.prefix = prefix
 
     def within(self, prefix: str) -> ParameterFactory:
-        """The same factory with ``prefix.`` put before every name."""
+        """The same factory with `prefix.` put before every name."""
         return ParameterFactory(
             self.topology, self.dtype, self.seed, self.sequence_parallel, f"{self.prefix}{prefix}."
         )
@@ -161,9 +161,9 @@ class ParameterFactory:
         counted: bool = True,
         uses: int = 1,
     ) -> nn.Parameter:
-        """A parameter whose ``split_dim`` is cut over the tp axis.
+        """A parameter whose `split_dim` is cut over the tp axis.
 
-        ``padded``: the length that is cut, by default that of the dim. Raises ValueError when tp does not
+        `padded`: the length that is cut, by default that of the dim. Raises ValueError when tp does not
         divide it.
         """
         tp = self.topology.tp

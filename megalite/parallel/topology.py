@@ -1,6 +1,6 @@
 """From ranks to groups: which processes share a tensor-, data- or pipeline-parallel axis.
 
-The ranks are one range reshaped to ``(pp, dp, tp)``: tensor-parallel neighbours are closest, pipeline stages
+The ranks are one range reshaped to `(pp, dp, tp)`: tensor-parallel neighbours are closest, pipeline stages
 furthest apart. Each axis is a slice of that block. An axis of one rank has no group, and every collective
 over it is the identity.
 """
@@ -18,8 +18,8 @@ import torch.distributed as dist
 class Axis:
     """One axis of the mesh as seen by this process.
 
-    ``ranks`` are the global ranks on it in order, ``rank`` is this process's place among them; ``group`` is
-    None when ``size`` is 1.
+    `ranks` are the global ranks on it in order, `rank` is this process's place among them; `group` is
+    None when `size` is 1.
     """
 
     name: str
@@ -33,8 +33,8 @@ class Axis:
 class Topology:
     """All that a process knows about its place.
 
-    ``model`` is tp x pp at one dp coordinate: the ranks that together hold one copy of the model.
-    ``embedding`` joins the first and the last stage, which share tied embeddings.
+    `model` is tp x pp at one dp coordinate: the ranks that together hold one copy of the model.
+    `embedding` joins the first and the last stage, which share tied embeddings.
     """
 
     rank: int
@@ -47,7 +47,7 @@ class Topology:
     device: torch.device
 
     def axis(self, name: str) -> Axis:
-        """The axis called ``name``: tp, dp, pp, model or embedding."""
+        """The axis called `name`: tp, dp, pp, model or embedding."""
         axis = getattr(self, name)
         if not isinstance(axis, Axis):
             raise KeyError(f"no axis {name!r}")
@@ -57,7 +57,7 @@ class Topology:
 def axis_ranks(world_size: int, tensor: int, pipeline: int) -> dict[str, list[tuple[int, ...]]]:
     """For each axis the list of its rank tuples, in the one order in which every process creates the groups.
 
-    Raises ValueError when ``tensor * pipeline`` does not divide ``world_size``.
+    Raises ValueError when `tensor * pipeline` does not divide `world_size`.
     """
     if world_size % (tensor * pipeline):
         raise ValueError(f"world size {world_size} is not divisible by tensor {tensor} x pipeline {pipeline}")
@@ -81,7 +81,7 @@ def build_topology(
 ) -> Topology:
     """Create every group this job needs, eagerly and in the same order on all ranks.
 
-    Needs an initialised process group when there is more than one process. ``timeout`` bounds each later
+    Needs an initialised process group when there is more than one process. `timeout` bounds each later
     collective: subgroups do not inherit the default group's. Raises ValueError when tensor x pipeline does
     not divide the world size.
     """

@@ -7,13 +7,13 @@ from contextlib import contextmanager
 
 
 class WeightGradients:
-    """Runs the weight gradients of a process's layers, at once unless :meth:`put_off` is active."""
+    """Runs the weight gradients of a process's layers, at once unless `put_off` is active."""
 
     def __init__(self) -> None:
         self._later: list[Callable[[], None]] | None = None
 
     def compute(self, work: Callable[[], None]) -> None:
-        """Do ``work``, which adds one weight's gradient, now or when the list of :meth:`put_off` is run."""
+        """Do `work`, which adds one weight's gradient, now or when the list of `put_off` is run."""
         if self._later is None:
             work()
         else:

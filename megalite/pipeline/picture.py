@@ -18,7 +18,7 @@ NAMES = {Kind.F: "forward", Kind.B: "backward", Kind.I: "input gradient", Kind.W
 
 
 def draw_png(timeline: Timeline, path: Path) -> None:
-    """Write the timeline to ``path``. Needs matplotlib, which is an optional dependency."""
+    """Write the timeline to `path`. Needs matplotlib, which is an optional dependency."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
     from matplotlib.patches import Patch

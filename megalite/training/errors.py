@@ -15,9 +15,9 @@ class TrainingError(RuntimeError):
 
 
 def on_every_rank(action: Callable[[], T], expected: type[Exception]) -> T:
-    """Call ``action`` on every rank and return each its own result; what fails on one fails on all.
+    """Call `action` on every rank and return each its own result; what fails on one fails on all.
 
-    Raises TrainingError on every rank, with one message, when ``action`` raised ``expected`` on any, so that
+    Raises TrainingError on every rank, with one message, when `action` raised `expected` on any, so that
     nobody waits for a rank that has given up.
     """
     result: T | None = None

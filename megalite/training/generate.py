@@ -32,7 +32,7 @@ class Context:
 
 @dataclass(frozen=True)
 class Sampling:
-    """How a token is drawn: ``temperature`` 0 takes the likeliest, ``top_k`` 0 keeps the whole vocabulary."""
+    """How a token is drawn: `temperature` 0 takes the likeliest, `top_k` 0 keeps the whole vocabulary."""
 
     temperature: float = 0.8
     top_k: int = 50
@@ -72,9 +72,9 @@ def load_model(directory: str, iteration: int | None = None) -> LoadedModel:
 
 @torch.no_grad()
 def generate(model: LoadedModel, prompt: list[int], count: int, sampling: Sampling) -> Iterator[int]:
-    """Up to ``count`` token ids that follow ``prompt``, one by one; ends after the end-of-document token.
+    """Up to `count` token ids that follow `prompt`, one by one; ends after the end-of-document token.
 
-    Every token is a forward pass over the last ``seq_length`` tokens. Raises ValueError for an empty prompt
+    Every token is a forward pass over the last `seq_length` tokens. Raises ValueError for an empty prompt
     or one with ids outside the vocabulary.
     """
     vocabulary = model.config.vocab_size

@@ -13,7 +13,7 @@ HOW = "start with torchrun, which sets it"
 
 @dataclass(frozen=True)
 class Place:
-    """``rank`` of ``world_size`` processes, and ``local_rank`` among those of this machine."""
+    """`rank` of `world_size` processes, and `local_rank` among those of this machine."""
 
     rank: int
     local_rank: int

@@ -19,8 +19,8 @@ from megalite.training.flops import CONVENTION
 class StepMetrics:
     """Figures of the steps since the last report. Times are wall time, rates a device (or process).
 
-    ``lm_loss``: nats a token, averaged over the steps. ``grad_norm``, ``learning_rate``, ``loss_scale``: of
-    the last step. ``skipped``: steps whose update was left out; ``nan``: those of them without an overflow to
+    `lm_loss`: nats a token, averaged over the steps. `grad_norm`, `learning_rate`, `loss_scale`: of
+    the last step. `skipped`: steps whose update was left out; `nan`: those of them without an overflow to
     blame.
     """
 
@@ -78,7 +78,7 @@ def validation_lines(label: str, loss: float) -> str:
 
 
 class Reporter:
-    """Writes metrics to the console, a JSON-lines file and TensorBoard; silent unless ``enabled``.
+    """Writes metrics to the console, a JSON-lines file and TensorBoard; silent unless `enabled`.
 
     Both files are appended to, so that a resumed run continues them.
     """
@@ -129,7 +129,7 @@ class Reporter:
                     self._board.add_scalar(field.name, record[field.name], metrics.iteration)
 
     def validation(self, iteration: int, name: str, label: str, loss: float) -> None:
-        """Report an evaluation; ``name`` is the key, valid_loss or test_loss."""
+        """Report an evaluation; `name` is the key, valid_loss or test_loss."""
         if not self.enabled:
             return
         self.say(validation_lines(label, loss))

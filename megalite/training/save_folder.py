@@ -13,7 +13,7 @@ from megalite.training.errors import TrainingError, on_every_rank
 
 @contextmanager
 def only_writer(directory: str | None, first_rank: bool) -> Iterator[None]:
-    """Hold ``directory``, made if need be, against other runs; None holds nothing. A collective.
+    """Hold `directory`, made if need be, against other runs; None holds nothing. A collective.
 
     The kernel frees it when this process dies. Two writers would remove each other's unfinished checkpoints
     and mix the finished ones. Raises TrainingError on every rank. Where the file system has no locks nothing

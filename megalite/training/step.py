@@ -28,7 +28,7 @@ from megalite.pipeline.schedule import Schedule, forward_only, make_schedule
 class StepOutcome:
     """Results of a step, scalars on the device so that nothing waits for them.
 
-    ``loss``: this rank's part of the mean over the global batch's tokens, 0 where the last stage is not; its
+    `loss`: this rank's part of the mean over the global batch's tokens, 0 where the last stage is not; its
     sum over dp and pp is the loss. The rest are the optimizer's StepStats.
     """
 
@@ -90,7 +90,7 @@ class Trainer:
         return StepOutcome(loss, stats.grad_norm, stats.skipped, stats.loss_scale, stats.stuck)
 
     def evaluate(self, batches: Iterator[Sequence[Batch]], iterations: int) -> torch.Tensor:
-        """Mean loss over the valid tokens of ``iterations`` global batches: fp64, the same on every rank."""
+        """Mean loss over the valid tokens of `iterations` global batches: fp64, the same on every rank."""
         total = torch.zeros(2, dtype=torch.float64, device=self.topology.device)  # summed loss, tokens
         for stage in self.stages:
             stage.eval()
@@ -113,7 +113,7 @@ class Trainer:
         loss_grad: torch.Tensor | None = None,
         weight_gradients: WeightGradients | None = None,
     ) -> list[torch.Tensor]:
-        """Loss of each micro-batch, summed over tokens, over ``normaliser``; where the last stage is."""
+        """Loss of each micro-batch, summed over tokens, over `normaliser`; where the last stage is."""
 
         def callable_stage(stage: GPTStage) -> Stage:
             if stage.head is None or normaliser is None:
@@ -161,7 +161,7 @@ class Trainer:
 
 
 def parameter_block(prefix: str, param: torch.nn.Parameter, tensor: torch.Tensor) -> Iterator[Block]:
-    """The block of one tensor shaped as ``param``; none where the rank holds only padding."""
+    """The block of one tensor shaped as `param`; none where the rank holds only padding."""
     record = record_of(param)
     offsets, sizes = global_block(param)
     if prod(sizes):

@@ -32,7 +32,7 @@ class _Step:
 
 
 class Window:
-    """Collects step outcomes; :meth:`settle` reads and judges them, :meth:`close` makes metrics of them."""
+    """Collects step outcomes; `settle` reads and judges them, `close` makes metrics of them."""
 
     def __init__(self, config: Config, topology: Topology, peak_flops: float | None, last_iteration: int):
         self.config, self.topology, self.peak_flops = config, topology, peak_flops
@@ -50,11 +50,11 @@ class Window:
         self._data_wait += data_wait_seconds
 
     def leave_out(self, seconds: float) -> None:
-        """Do not count ``seconds`` that were spent on something other than training steps."""
+        """Do not count `seconds` that were spent on something other than training steps."""
         self._started += seconds
 
     def settle(self, progress: Progress) -> Progress:
-        """Wait for the steps noted so far and judge them; returns ``progress`` with the skipped ones counted.
+        """Wait for the steps noted so far and judge them; returns `progress` with the skipped ones counted.
 
         To be called before anything is done with their result: reporting, evaluating, saving, leaving. A
         collective over dp and pp, and the one place that waits for the device. Raises TrainingError on every

@@ -19,7 +19,7 @@ LAUNCHERS = ("SLURM_", "PET_", "MASTER_", "RANK", "WORLD_SIZE", "LOCAL_RANK", "O
 
 
 def launch(*flags: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    """Run the script by bash under this interpreter, with only ``variables`` of what launchers set."""
+    """Run the script by bash under this interpreter, with only `variables` of what launchers set."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith(LAUNCHERS)}
     environment |= {"PYTHON": sys.executable} | variables
     command = ["bash", str(SCRIPT), *flags]
@@ -37,7 +37,7 @@ def planned(*flags: str, **variables: str) -> tuple[list[str], list[str]]:
 
 
 def stub(folder: Path, name: str, body: str) -> Path:
-    """An executable shell script ``name`` in ``folder``."""
+    """An executable shell script `name` in `folder`."""
     path = folder / name
     path.write_text(f"#!/bin/sh\n{body}\n")
     path.chmod(0o755)

@@ -158,7 +158,7 @@ def test_skip_changes_no_bit(dtype: torch.dtype, cast: torch.dtype | None, backe
 
 
 def _cast_of(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """``values`` through the C++ cast alone: a step with learning rate 0."""
+    """`values` through the C++ cast alone: a step with learning rate 0."""
     weights, zeros = torch.zeros(len(values), dtype=dtype), torch.zeros_like(values)
     flat = Flat(weights, zeros, zeros.clone(), zeros.clone(), torch.tensor([0.0, 1, 1, 1, 0]), values.clone())
     flat.step("cpu", [])

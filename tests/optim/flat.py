@@ -39,14 +39,14 @@ def make_buckets(
 
 
 def draw_gradients(buckets: GradientBuckets, seed: int) -> None:
-    """Set every main gradient to numbers that depend on ``seed`` alone."""
+    """Set every main gradient to numbers that depend on `seed` alone."""
     generator = torch.Generator().manual_seed(seed)
     for param in buckets.parameters:
         main_grad(param).copy_(torch.randn(param.shape, generator=generator, dtype=torch.float64))
 
 
 def make_optimizer(buckets: GradientBuckets, **settings: Any) -> Optimizer:
-    """On one rank; ``settings`` are fields of OptimizerConfig or PrecisionConfig."""
+    """On one rank; `settings` are fields of OptimizerConfig or PrecisionConfig."""
     precision = {
         name: settings.pop(name) for name in list(settings) if name in PrecisionConfig.__dataclass_fields__
     }

@@ -13,7 +13,7 @@ CPU = torch.device("cpu")
 
 
 def _scales(scaler: GradScaler, steps: str) -> list[float]:
-    """Scale after each step: ``x`` overflows, ``.`` is finite."""
+    """Scale after each step: `x` overflows, `.` is finite."""
     scales = []
     for step in steps:
         scaler.update(torch.tensor(step == "x"))

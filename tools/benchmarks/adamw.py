@@ -19,7 +19,7 @@ from megalite.parallel.topology import Axis
 
 @dataclass(frozen=True)
 class AdamWTimings:
-    """Medians over the rounds, in milliseconds; ``ratio`` is the median of each round's torch / megalite."""
+    """Medians over the rounds, in milliseconds; `ratio` is the median of each round's torch / megalite."""
 
     parameters: int
     threads: int

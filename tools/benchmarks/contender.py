@@ -1,6 +1,6 @@
 """One contender of the training benchmark: trains the same Llama-style model and prints its rates.
 
-Started by tools/benchmarks/train.py, alone or under torchrun: ``contender.py NAME --steps N``. The last line
+Started by tools/benchmarks/train.py, alone or under torchrun: `contender.py NAME --steps N`. The last line
 that rank 0 prints is one JSON object: seconds of each timed step, peak resident memory of the largest
 process.
 """
@@ -25,7 +25,7 @@ LEARNING_RATE = 3e-4
 
 @dataclass(frozen=True)
 class Side:
-    """``step()`` does one optimizer step over ``microbatches`` micro-batches a rank."""
+    """`step()` does one optimizer step over `microbatches` micro-batches a rank."""
 
     step: Callable[[], None]
 
@@ -95,7 +95,7 @@ def megalite(microbatches: int, tensor: int, pipeline: int) -> Side:
 
 
 def hugging_face(microbatches: int, parallel: bool) -> Side:
-    """A Transformers training loop: autocast to bf16, fused AdamW, clipping; ``parallel``: in torch's DDP."""
+    """A Transformers training loop: autocast to bf16, fused AdamW, clipping; `parallel`: in torch's DDP."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     config = LlamaConfig(

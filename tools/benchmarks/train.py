@@ -48,7 +48,7 @@ SETTINGS = (
 
 @dataclass(frozen=True)
 class Result:
-    """Medians over the rounds; ``ratio``: of each round's rate to megalite's in one process."""
+    """Medians over the rounds; `ratio`: of each round's rate to megalite's in one process."""
 
     setting: Setting
     tokens_per_second: float
