@@ -7,6 +7,8 @@ import torch
 from torch.autograd import gradcheck
 
 from megalite.kernels import (
+    add_rms_norm,
+    add_rms_norm_reference,
     cross_entropy_reference,
     rms_norm,
     rms_norm_reference,
@@ -35,6 +37,18 @@ def test_rms_norm_has_the_gradient_of_its_equation(weight_offset: float) -> None
     torch.testing.assert_close(
         operation(x, weight), rms_norm_reference(x, weight, 1e-5, weight_offset), rtol=1e-13, atol=1e-13
     )
+
+
+def test_add_rms_norm_has_the_gradient_of_its_equation() -> None:
+    x, residual, weight = random(3, 2, 7), random(3, 2, 7, seed=1), random(7, seed=2)
+
+    def operation(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return add_rms_norm(x, residual, weight, 1e-5)
+
+    assert gradcheck(operation, (x, residual, weight))
+    expected = add_rms_norm_reference(x, residual, weight, 1e-5)
+    for got, reference in zip(operation(x, residual, weight), expected, strict=True):
+        torch.testing.assert_close(got, reference, rtol=1e-13, atol=1e-13)
 
 
 def test_swiglu_has_the_gradient_of_its_equation() -> None:
