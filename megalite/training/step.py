@@ -13,11 +13,11 @@ from megalite.checkpoint import Block
 from megalite.config import Config, pipeline_schedule, stage_layers, virtual_stages
 from megalite.data.batch import Batch
 from megalite.model.gpt import GPTStage, StagePlace, build_stages
-from megalite.optim.optimizer import Optimizer
+from megalite.optim.optimizer import Optimizer, StepStats
 from megalite.parallel.buckets import GradientBuckets
 from megalite.parallel.mappings import all_reduce
 from megalite.parallel.params import ParameterFactory, global_block, narrow_to_block, record_of
-from megalite.parallel.topology import Axis, Topology, axis_ranks
+from megalite.parallel.topology import Topology, axis_ranks
 from megalite.parallel.weight_gradients import WeightGradients
 from megalite.pipeline.executor import Stage, run_schedule
 from megalite.pipeline.links import build_links
@@ -29,20 +29,16 @@ class StepOutcome:
     """Results of a step, scalars on the device so that nothing waits for them.
 
     `loss`: this rank's part of the mean over the global batch's tokens, 0 where the last stage is not; its
-    sum over dp and pp is the loss. The rest are the optimizer's StepStats.
+    sum over dp and pp is the loss. `update`: what the optimizer did.
     """
 
     loss: torch.Tensor
-    grad_norm: torch.Tensor
-    skipped: torch.Tensor
-    loss_scale: torch.Tensor
-    stuck: torch.Tensor
+    update: StepStats
 
 
-def valid_tokens(microbatches: Sequence[Batch], dp: Axis) -> torch.Tensor:
-    """Number of tokens that count in the loss of the global batch, int64 scalar."""
-    count = torch.stack([(batch.loss_mask != 0).sum() for batch in microbatches]).sum()
-    return all_reduce(count, dp)
+def valid_tokens(microbatches: Sequence[Batch]) -> torch.Tensor:
+    """Number of tokens that count in the loss, int64 scalar."""
+    return torch.stack([(batch.loss_mask != 0).sum() for batch in microbatches]).sum()
 
 
 class Trainer:
@@ -75,7 +71,7 @@ class Trainer:
 
     def train_step(self, microbatches: Sequence[Batch], learning_rate: float) -> StepOutcome:
         """Forward and backward over this rank's micro-batches, reduction, update."""
-        tokens = valid_tokens(microbatches, self.topology.dp).clamp(min=1)
+        tokens = all_reduce(valid_tokens(microbatches), self.topology.dp).clamp(min=1)
         self.buckets.start_step(len(microbatches))
         losses = self._run(
             self._schedule(len(microbatches)),
@@ -85,9 +81,9 @@ class Trainer:
             weight_gradients=self.buckets.weight_gradients,
         )
         self.buckets.finish()
-        stats = self.optimizer.step(learning_rate)
+        update = self.optimizer.step(learning_rate)
         loss = torch.stack(losses).sum() if losses else torch.zeros((), device=self.topology.device)
-        return StepOutcome(loss, stats.grad_norm, stats.skipped, stats.loss_scale, stats.stuck)
+        return StepOutcome(loss, update)
 
     def evaluate(self, batches: Iterator[Sequence[Batch]], iterations: int) -> torch.Tensor:
         """Mean loss over the valid tokens of `iterations` global batches: fp64, the same on every rank."""
@@ -99,7 +95,7 @@ class Trainer:
             for loss in self._run(forward_only(self._schedule(len(microbatches))), microbatches):
                 total[0] += loss
             if self.stages[-1].head is not None:
-                total[1] += torch.stack([(batch.loss_mask != 0).sum() for batch in microbatches]).sum()
+                total[1] += valid_tokens(microbatches)
         for stage in self.stages:
             stage.train()
         all_reduce(all_reduce(total, self.topology.dp), self.topology.pp)

@@ -68,10 +68,10 @@ class Window:
         losses = torch.stack([outcome.loss for outcome in outcomes]).double()
         losses = all_reduce(all_reduce(losses, self.topology.dp), self.topology.pp)
         steps = [
-            _Step(loss, float(outcome.grad_norm), bool(outcome.skipped), float(outcome.loss_scale))
-            for loss, outcome in zip(losses.tolist(), outcomes, strict=True)
+            _Step(loss, float(update.grad_norm), bool(update.skipped), float(update.loss_scale))
+            for loss, update in zip(losses.tolist(), (outcome.update for outcome in outcomes), strict=True)
         ]
-        self._check(progress.iteration - len(steps), steps, int(outcomes[-1].stuck))
+        self._check(progress.iteration - len(steps), steps, int(outcomes[-1].update.stuck))
         self._steps += steps
         skipped = sum(step.skipped for step in steps)
         return replace(progress, skipped_iterations=progress.skipped_iterations + skipped)

@@ -62,8 +62,8 @@ def train_three_steps(layout: Layout, configs: Sequence[Config]) -> list[Trained
             mine = microbatches(step, layout, topology.dp.rank, config.batch.micro_batch_size, by_document)
             outcome = trainer.train_step(mine, LEARNING_RATES[step])
             losses.append(float(outcome.loss))
-            norms.append(float(outcome.grad_norm))
-            skipped.append(bool(outcome.skipped))
+            norms.append(float(outcome.update.grad_norm))
+            skipped.append(bool(outcome.update.skipped))
             gradients.append([local_block(parameter, main_grad(parameter)) for parameter in parameters])
         weights = [local_block(parameter, parameter) for parameter in parameters]
         results.append(Trained(losses, norms, skipped, gradients, weights, trainer.parameter_count()))
@@ -112,8 +112,8 @@ def outcomes(layout: Layout, configs: Sequence[Config], steps: int) -> list[Outc
             outcome = trainer.train_step(mine, config.optimizer.lr)
             after = trainer.buckets.parameters
             one.losses.append(float(outcome.loss))
-            one.skipped.append(bool(outcome.skipped))
-            one.loss_scales.append(float(outcome.loss_scale))
+            one.skipped.append(bool(outcome.update.skipped))
+            one.loss_scales.append(float(outcome.update.loss_scale))
             one.moved.append(not all(torch.equal(a, b) for a, b in zip(before, after, strict=True)))
         results.append(one)
     return results
