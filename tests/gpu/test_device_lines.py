@@ -1,4 +1,4 @@
-"""The lines marked "device only": those of the device module, packed attention, and a training step on a GPU."""
+"""The lines marked "device only": the device module, packed attention, a training step on a GPU."""
 
 from __future__ import annotations
 
