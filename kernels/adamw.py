@@ -14,14 +14,13 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-import megalite._C as _C
-from megalite.kernels.dispatch import choose
+from megalite import _C
+from megalite.kernels.flat import Range, check_ranges, flat_backend, flat_memory
 
 SCALARS = ("lr", "grad_scale", "inverse_bias1", "inverse_bias2", "skip")
 """Entries of the scalars tensor: gradients are multiplied by `grad_scale` (unscaling times clipping);
 `inverse_bias1` is 1 / (1 - beta1^t), likewise for beta2; where `skip` is not zero nothing changes."""
 
-Range = tuple[int, int]
 _MASTER_DTYPES = (torch.float32, torch.float64)
 _CAST_DTYPES = (torch.bfloat16, torch.float16)
 _PIECE = 1 << 24  # elements: bounds the temporaries of the torch backend to 64 MiB each
@@ -53,7 +52,7 @@ def adamw(
     target = weights if master is None else master
     named = {"grads": grads, "exp_avg": exp_avg, "exp_avg_sq": exp_avg_sq}
     _check(weights, master, named, scalars, decay_ranges)
-    chosen = backend_for(weights, backend)
+    chosen = flat_backend(weights, backend)
     if chosen == "triton":
         from megalite.kernels import flat_triton
 
@@ -121,16 +120,6 @@ def _pieces(length: int, decay_ranges: Sequence[Range]) -> Iterator[tuple[int, i
             yield begin, min(begin + _PIECE, stop), index % 2 == 1
 
 
-def backend_for(tensor: Tensor, requested: str | None) -> str:
-    """The backend `requested`, else C++ in host memory, whatever the dtype, else the usual choice."""
-    return choose(tensor, requested or ("cpu" if tensor.device.type == "cpu" else None))
-
-
-def flat_memory(tensor: Tensor) -> tuple[int, int, str]:
-    """Address, elements and dtype of contiguous memory, as megalite._C takes them."""
-    return tensor.data_ptr(), tensor.numel(), str(tensor.dtype).removeprefix("torch.")
-
-
 def _check(
     weights: Tensor,
     master: Tensor | None,
@@ -163,10 +152,3 @@ def _check(
         if tensor.device != weights.device:
             raise ValueError(f"adamw: {name} is on {tensor.device}, the weights are on {weights.device}")
     check_ranges("adamw: decay_ranges", decay_ranges, weights.numel())
-
-
-def check_ranges(name: str, ranges: Sequence[Range], length: int) -> None:
-    """Raise ValueError unless `ranges` are ordered, disjoint and within [0, length]."""
-    borders = [0, *(place for pair in ranges for place in pair), length]
-    if borders != sorted(borders):
-        raise ValueError(f"{name} {list(ranges)} must be ordered, disjoint and within {length} elements")

@@ -16,9 +16,9 @@ import triton.language as tl
 from torch import Tensor
 
 from megalite.kernels import launch
+from megalite.kernels.flat import Range
 from megalite.kernels.launch import warn_unaligned
 
-Range = tuple[int, int]
 ADAMW_BLOCK = 2048
 ADAMW_WARPS = 8
 NORM_BLOCK = 4096

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-import megalite._C as _C
-from megalite.kernels.adamw import Range, backend_for, check_ranges, flat_memory
+from megalite import _C
+from megalite.kernels.flat import Range, check_ranges, flat_backend, flat_memory
 
 _PIECE = 1 << 24  # elements: bounds the fp64 temporary of the torch backend to 128 MiB
 
@@ -29,7 +29,7 @@ def squared_norm(values: Tensor, ranges: Sequence[Range], backend: str | None = 
             "float32 or float64"
         )
     check_ranges("squared_norm: ranges", ranges, values.numel())
-    chosen = backend_for(values, backend)
+    chosen = flat_backend(values, backend)
     if chosen == "triton":
         from megalite.kernels import flat_triton
 
