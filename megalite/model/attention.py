@@ -36,18 +36,18 @@ class Sequences:
 class Attention(nn.Module):
     """`proj(softmax(q k^T / sqrt(d)) v)` over earlier positions only.
 
-    Group g of the fused projection holds its queries, then one key and one value: `(groups, queries + 2,
-    head_dim, hidden)`.
+    Group g of the fused projection holds its queries, then one key and one value:
+    `(groups, queries_per_group + 2, head_dim, hidden)`.
     """
 
     def __init__(self, config: ModelConfig, make: ParameterFactory, output_std: float, layer: int):
         super().__init__()
         self.axis, self.sequence_parallel = make.topology.tp, make.sequence_parallel
         self.head_dim = config.kv_channels
-        self.queries = config.num_attention_heads // config.num_query_groups
+        self.queries_per_group = config.num_attention_heads // config.num_query_groups
         self.interleaved = config.rotary_interleaved
         width = config.num_attention_heads * config.kv_channels
-        fused = (config.num_query_groups, self.queries + 2, config.kv_channels)
+        fused = (config.num_query_groups, self.queries_per_group + 2, config.kv_channels)
         qkv, proj = make.within("qkv"), make.within("proj")
         self.qkv_weight = qkv.sharded("weight", (*fused, config.hidden_size), 0, std=config.init_method_std)
         has_qkv_bias = config.add_bias_linear or config.add_qkv_bias
@@ -64,8 +64,8 @@ class Attention(nn.Module):
     def forward(self, x: torch.Tensor, sequences: Sequences) -> torch.Tensor:
         """x: (seq, batch, hidden), a sequence shard with sequence parallelism; the same shape out."""
         qkv = column_linear(x, self.qkv_weight, self.qkv_bias, self.axis, self.sequence_parallel)
-        # (seq, batch, groups / tp, queries + 2, head_dim)
-        qkv = qkv.unflatten(-1, (-1, self.queries + 2, self.head_dim))
+        # (seq, batch, groups / tp, queries_per_group + 2, head_dim)
+        qkv = qkv.unflatten(-1, (-1, self.queries_per_group + 2, self.head_dim))
         q, k, v = qkv[..., :-2, :], qkv[..., -2:-1, :], qkv[..., -1:, :]
         if sequences.rotation is not None:
             q, k = rope(q, k, *sequences.rotation, interleaved=self.interleaved)

@@ -74,8 +74,8 @@ def attention_with_dropout(
     each head of each sample in the whole run. Returns (seq, batch, heads, d). Holds the weights of BLOCK
     queries at a time.
     """
-    queries = q.shape[2] // k.shape[2]
+    queries_per_group = q.shape[2] // k.shape[2]
     q, k, v = (part.permute(1, 2, 0, 3) for part in (q, k, v))  # (batch, heads, seq, d)
-    k, v = (part.repeat_interleave(queries, dim=1) for part in (k, v))
+    k, v = (part.repeat_interleave(queries_per_group, dim=1) for part in (k, v))
     out: torch.Tensor = _DroppedAttention.apply(q, k, v, heads, key, rate)
     return out.permute(2, 0, 1, 3)

@@ -82,13 +82,13 @@ class Optimizer:
         norm = gradient_norm(buckets, self.model) / scale
         finite = torch.isfinite(norm)
         self._step += finite
-        scalars = self._scalars(clip_coefficient(norm, self.config.clip_grad) / scale, ~finite)
+        scalars = self._step_scalars(clip_coefficient(norm, self.config.clip_grad) / scale, ~finite)
         for state in self._states:
             self._update(state, scalars)
         self._scaler.update(~finite)
         return StepStats(norm, ~finite, scale, self._scaler.stuck.clone())
 
-    def _scalars(self, grad_scale: torch.Tensor, skip: torch.Tensor) -> torch.Tensor:
+    def _step_scalars(self, grad_scale: torch.Tensor, skip: torch.Tensor) -> torch.Tensor:
         """The tensor that kernels.adamw reads (its SCALARS), computed in fp64."""
         steps = self._step.to(torch.float64)
         inverse_bias = [
