@@ -1,5 +1,4 @@
-"""Every line that depends on the kind of device: choosing it, its process-group backend, copies, waiting,
-memory, peak rate.
+"""Every line that depends on the kind of device.
 
 What a CPU-only machine cannot run is marked "device only" below and is exercised by the GPU script of the
 tests.
@@ -28,7 +27,7 @@ class DeviceError(RuntimeError):
 
 
 def local_device(local_rank: int = 0) -> torch.device:
-    """The device of this process: CUDA's (or ROCm's) numbered ``local_rank``, else the CPU.
+    """The device of this process: CUDA's (or ROCm's) numbered `local_rank`, else the CPU.
 
     A process that sees a single device takes it: schedulers bind one to each task. Other accelerators are
     left alone: Apple's has no fp64, in which losses and norms are added up. Raises DeviceError when this
@@ -48,26 +47,22 @@ def local_device(local_rank: int = 0) -> torch.device:
 
 
 def backend_for(device: torch.device, requested: str = "auto") -> str:
-    """Name of the process-group backend: ``requested``, or the framework's default for ``device`` (gloo,
-    nccl, ...).
-    """
+    """Name of the process-group backend: `requested`, or torch's default for `device` (gloo, nccl, ...)."""
     return dist.get_default_backend_for_device(device) if requested == "auto" else requested
 
 
 def pin(tensor: torch.Tensor) -> torch.Tensor:
-    """``tensor`` in page-locked host memory when a GPU is there, so that its copy can run
-    asynchronously.
-    """
+    """`tensor` in page-locked host memory when a GPU is there, so that its copy can be asynchronous."""
     return tensor.pin_memory() if torch.cuda.is_available() else tensor  # device only
 
 
 def to_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """``tensor`` on ``device``; the copy from page-locked memory does not block the host."""
+    """`tensor` on `device`; the copy from page-locked memory does not block the host."""
     return tensor if tensor.device == device else tensor.to(device, non_blocking=True)
 
 
 def synchronize(device: torch.device) -> None:
-    """Wait until everything submitted to ``device`` is done; nothing to wait for on a CPU."""
+    """Wait until everything submitted to `device` is done; nothing to wait for on a CPU."""
     if device.type != "cpu":
         torch.accelerator.synchronize(device)  # device only
 
@@ -82,9 +77,7 @@ def peak_memory_bytes(device: torch.device) -> int:
 
 
 def peak_flops(device: torch.device) -> float | None:
-    """Data-sheet dense bf16 peak of ``device`` in FLOP/s, or None where it is not known (then no MFU is
-    printed).
-    """
+    """Data-sheet dense bf16 peak of `device` in FLOP/s, None where it is not known (no MFU then)."""
     if device.type != "cuda":
         return None
     name = torch.cuda.get_device_name(device)  # device only

@@ -124,9 +124,7 @@ def _add(section: argparse._ArgumentGroup, setting: Setting) -> None:
     section.add_argument(
         setting.flag,
         dest=setting.name,
-        nargs="*"
-        if setting.many
-        else "?",  # both take a missing value, which is then an error among the others
+        nargs="*" if setting.many else "?",  # both take a missing value: an error among the others
         const=None if setting.many else MISSING,
         metavar=f"{{{','.join(choices)}}}" if choices else METAVARS[setting.kind],
         help=text,

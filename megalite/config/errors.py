@@ -51,9 +51,7 @@ def exit_with_errors(errors: ConfigErrors | Sequence[ConfigError], rank: int) ->
         found = errors.errors if isinstance(errors, ConfigErrors) else errors
         print("\n".join(numbered(found)), file=sys.stderr, flush=True)
     else:
-        time.sleep(
-            5
-        )  # torchrun ends all ranks with the first that fails: rank 0 must be first, or nobody speaks
+        time.sleep(5)  # torchrun ends all ranks with the first that fails: rank 0 must have spoken
     sys.exit(EXIT_CODE)
 
 

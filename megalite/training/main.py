@@ -14,8 +14,7 @@ from megalite.training.launcher import Place, place_of
 
 
 def main(argv: Sequence[str]) -> int:
-    """Train as the command line says; torchrun's environment variables say which rank this is. Returns the
-    exit code.
+    """Train as the command line says, as the rank that the launcher's variables say; returns the exit code.
 
     A configuration error leaves with code 2 before torch is even imported.
     """
