@@ -1,7 +1,7 @@
 """Settings of a run: typed dataclasses, the command line made from them, and every rule between them."""
 
-from .blend import Blend, parse_blend, parse_split, read_data_args
-from .derived import (
+from megalite.config.blend import Blend, parse_blend, parse_split, read_data_args
+from megalite.config.derived import (
     ScheduleSamples,
     padded_vocab_size,
     parameter_count,
@@ -10,10 +10,10 @@ from .derived import (
     train_iterations,
     train_samples,
 )
-from .errors import ConfigError, ConfigErrors, exit_with_errors
-from .parse import config_from_dict, parse, parse_or_exit, validate
-from .pipeline_split import pipeline_schedule, split_layers, stage_layers, virtual_stages
-from .schema import (
+from megalite.config.errors import ConfigError, ConfigErrors, exit_with_errors
+from megalite.config.parse import config_from_dict, parse, parse_or_exit, validate
+from megalite.config.pipeline_split import pipeline_schedule, split_layers, stage_layers, virtual_stages
+from megalite.config.schema import (
     BatchConfig,
     CheckpointConfig,
     Config,
@@ -26,8 +26,8 @@ from .schema import (
     PrecisionConfig,
     RunConfig,
 )
-from .settings import replace, to_dict
-from .yaml_file import to_yaml
+from megalite.config.settings import replace, to_dict
+from megalite.config.yaml_file import to_yaml
 
 __all__ = [
     "BatchConfig",

@@ -10,7 +10,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from .parse import parse_or_exit
+from megalite.config.parse import parse_or_exit
 
 
 def main(argv: Sequence[str]) -> int:

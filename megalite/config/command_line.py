@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
-from . import megatron
-from .errors import ConfigError, ConfigErrors, nearest, shown
-from .schema.fields import Setting, flag_name
-from .settings import GROUPS, SETTINGS, switches
-from .values import MISSING, range_text
+from megalite.config import megatron
+from megalite.config.errors import ConfigError, ConfigErrors, nearest, shown
+from megalite.config.schema.fields import Setting, flag_name
+from megalite.config.settings import GROUPS, SETTINGS, switches
+from megalite.config.values import MISSING, range_text
 
 METAVARS = {int: "N", float: "X", str: "TEXT"}
 FOREIGN_PREFIX = "foreign "

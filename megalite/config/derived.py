@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from .schema import BatchConfig, Config, ModelConfig, OptimizerConfig
+from megalite.config.schema import BatchConfig, Config, ModelConfig, OptimizerConfig
 
 
 def padded_vocab_size(vocab_size: int, divisible_by: int, tensor_parallel: int) -> int:

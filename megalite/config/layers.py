@@ -6,11 +6,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from .errors import ConfigError, shown
-from .megatron import SHORTHANDS
-from .schema.fields import flag_name
-from .settings import SETTINGS
-from .values import BadValue, convert
+from megalite.config.errors import ConfigError, shown
+from megalite.config.megatron import SHORTHANDS
+from megalite.config.schema.fields import flag_name
+from megalite.config.settings import SETTINGS
+from megalite.config.values import BadValue, convert
 
 # Each row: ways to say the same thing, of which one may be used. A way is one setting or several together.
 ALTERNATIVES: tuple[tuple[tuple[str, ...], ...], ...] = (

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from .errors import ConfigError, shown
+from megalite.config.errors import ConfigError, shown
 
 # Parts that megalite will have and this version has not. The advice says what to do without.
 NOT_YET = {

@@ -7,17 +7,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from .command_line import CommandLine, parser, read_command_line
-from .errors import ConfigError, ConfigErrors, exit_with_errors, nearest
-from .layers import Layer, make_layer, merge
-from .megatron import WITHOUT_EFFECT_BY_FLAG, refusal
-from .rules import Candidate, broken_rules, warnings
-from .schema import Config
-from .schema.fields import Setting, flag_name
-from .settings import SETTINGS, build, to_dict
-from .values import BadValue, convert
-from .vocabulary import vocabulary_size
-from .yaml_file import read_yaml_file, to_yaml
+from megalite.config.command_line import CommandLine, parser, read_command_line
+from megalite.config.errors import ConfigError, ConfigErrors, exit_with_errors, nearest
+from megalite.config.layers import Layer, make_layer, merge
+from megalite.config.megatron import WITHOUT_EFFECT_BY_FLAG, refusal
+from megalite.config.rules import Candidate, broken_rules, warnings
+from megalite.config.schema import Config
+from megalite.config.schema.fields import Setting, flag_name
+from megalite.config.settings import SETTINGS, build, to_dict
+from megalite.config.values import BadValue, convert
+from megalite.config.vocabulary import vocabulary_size
+from megalite.config.yaml_file import read_yaml_file, to_yaml
 
 VOCABULARY_SETTINGS = ("tokenizer_type", "tokenizer_model", "vocab_file", "merge_file", "vocab_size")
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .schema import Config
+from megalite.config.schema import Config
 
 
 def split_layers(

@@ -7,8 +7,8 @@ import typing
 from collections.abc import Mapping
 from typing import Any
 
-from .schema import Config
-from .schema.fields import Setting, settings_of
+from megalite.config.schema import Config
+from megalite.config.schema.fields import Setting, settings_of
 
 GROUPS: dict[str, type] = typing.get_type_hints(Config)
 SETTINGS: dict[str, Setting] = {

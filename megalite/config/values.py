@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from .errors import ConfigError, nearest, shown
-from .schema.fields import INT64_LARGEST, Setting
+from megalite.config.errors import ConfigError, nearest, shown
+from megalite.config.schema.fields import INT64_LARGEST, Setting
 
 MISSING = "\0missing"  # what the command line stores for a flag that came without its value
 TRUE = ("true", "yes", "on", "1")

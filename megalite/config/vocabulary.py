@@ -7,7 +7,7 @@ from typing import Any
 
 import orjson
 
-from .errors import ConfigError
+from megalite.config.errors import ConfigError
 
 BYTE_LEVEL = 257
 # Ranks of a tiktoken rank file: ids of the vocabulary with its special tokens.

@@ -8,12 +8,12 @@ from typing import Any
 
 import yaml
 
-from . import megatron
-from .errors import ConfigError, nearest
-from .schema import Config
-from .schema.fields import flag_name
-from .settings import GROUPS, SETTINGS, switches
-from .values import boolean
+from megalite.config import megatron
+from megalite.config.errors import ConfigError, nearest
+from megalite.config.schema import Config
+from megalite.config.schema.fields import flag_name
+from megalite.config.settings import GROUPS, SETTINGS, switches
+from megalite.config.values import boolean
 
 SWITCHED_OFF = {
     spelling[2:].replace("-", "_"): setting.name

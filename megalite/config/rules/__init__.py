@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from ..errors import ConfigError
-from ..schema.fields import flag_name
-from . import files, layout, model, schedule
-from .advice import warnings
-from .rule import Candidate
+from megalite.config.errors import ConfigError
+from megalite.config.rules import files, layout, model, schedule
+from megalite.config.rules.advice import warnings
+from megalite.config.rules.rule import Candidate
+from megalite.config.schema.fields import flag_name
 
 __all__ = ["ALL_RULES", "Candidate", "broken_rules", "warnings"]
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ..schema.fields import flag_name
-from .rule import Candidate
+from megalite.config.rules.rule import Candidate
+from megalite.config.schema.fields import flag_name
 
 ROPE = ("rotary_base", "rotary_percent", "rotary_interleaved")
 DYNAMIC_SCALE = ("initial_loss_scale", "min_loss_scale", "loss_scale_window", "hysteresis")

@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
-from ..blend import parse_blend, parse_split, read_data_args
-from ..schema.fields import flag_name
-from .rule import Candidate, Finding, reads
+from megalite.config.blend import parse_blend, parse_split, read_data_args
+from megalite.config.rules.rule import Candidate, Finding, reads
+from megalite.config.schema.fields import flag_name
 
 PER_SPLIT = ("train_data_path", "valid_data_path", "test_data_path")
 PATHS = ("data_path", *PER_SPLIT)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from math import gcd
 
-from ..pipeline_split import pipeline_schedule, stage_layers, virtual_stages
-from .rule import Candidate, Finding, divisors, listed, multiples_around, reads
+from megalite.config.pipeline_split import pipeline_schedule, stage_layers, virtual_stages
+from megalite.config.rules.rule import Candidate, Finding, divisors, listed, multiples_around, reads
 
 TP, PP = "tensor_model_parallel_size", "pipeline_model_parallel_size"
 VIRTUAL = ("num_layers_per_virtual_pipeline_stage", "num_virtual_stages_per_pipeline_rank")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from .rule import Candidate, Finding, divisors, listed, multiples_around, reads
+from megalite.config.rules.rule import Candidate, Finding, divisors, listed, multiples_around, reads
 
 
 @reads("hidden_size", "num_attention_heads", "kv_channels")

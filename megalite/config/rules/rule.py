@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from ..schema import Config
+from megalite.config.schema import Config
 
 
 @dataclass(frozen=True)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ..derived import schedule_samples, split_sample_counts
-from ..schema.fields import FP32_SMALLEST, INT64_LARGEST, flag_name
-from .rule import Candidate, Finding, reads
+from megalite.config.derived import schedule_samples, split_sample_counts
+from megalite.config.rules.rule import Candidate, Finding, reads
+from megalite.config.schema.fields import FP32_SMALLEST, INT64_LARGEST, flag_name
 
 LENGTHS = ("train_iters", "train_samples")
 BY_STEPS = ("lr_warmup_iters", "lr_decay_iters", "lr_wsd_decay_iters")

@@ -1,15 +1,15 @@
 """The typed settings, one file a concern."""
 
-from .batch import BatchConfig
-from .checkpoint import CheckpointConfig
-from .config import Config
-from .data import DataConfig
-from .model import ModelConfig
-from .optimizer import OptimizerConfig
-from .parallel import ParallelConfig
-from .precision import PrecisionConfig
-from .reporting import EvaluationConfig, LoggingConfig
-from .run import RunConfig
+from megalite.config.schema.batch import BatchConfig
+from megalite.config.schema.checkpoint import CheckpointConfig
+from megalite.config.schema.config import Config
+from megalite.config.schema.data import DataConfig
+from megalite.config.schema.model import ModelConfig
+from megalite.config.schema.optimizer import OptimizerConfig
+from megalite.config.schema.parallel import ParallelConfig
+from megalite.config.schema.precision import PrecisionConfig
+from megalite.config.schema.reporting import EvaluationConfig, LoggingConfig
+from megalite.config.schema.run import RunConfig
 
 __all__ = [
     "BatchConfig",

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from .batch import BatchConfig
-from .checkpoint import CheckpointConfig
-from .data import DataConfig
-from .model import ModelConfig
-from .optimizer import OptimizerConfig
-from .parallel import ParallelConfig
-from .precision import PrecisionConfig
-from .reporting import EvaluationConfig, LoggingConfig
-from .run import RunConfig
+from megalite.config.schema.batch import BatchConfig
+from megalite.config.schema.checkpoint import CheckpointConfig
+from megalite.config.schema.data import DataConfig
+from megalite.config.schema.model import ModelConfig
+from megalite.config.schema.optimizer import OptimizerConfig
+from megalite.config.schema.parallel import ParallelConfig
+from megalite.config.schema.precision import PrecisionConfig
+from megalite.config.schema.reporting import EvaluationConfig, LoggingConfig
+from megalite.config.schema.run import RunConfig
 
 
 @dataclass(frozen=True, kw_only=True)

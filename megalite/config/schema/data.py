@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .fields import setting
+from megalite.config.schema.fields import setting
 
 TOKENIZER_TYPES = (
     "HuggingFaceTokenizer",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .fields import INT32_LARGEST, REQUIRED, setting
+from megalite.config.schema.fields import INT32_LARGEST, REQUIRED, setting
 
 MOST_LAYERS, MOST_CHANNELS = 2**16, 2**20
 

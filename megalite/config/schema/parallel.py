@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .fields import setting
-from .model import MOST_LAYERS
+from megalite.config.schema.fields import setting
+from megalite.config.schema.model import MOST_LAYERS
 
 MOST_RANKS = 2**20
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .fields import FP32_LARGEST, FP32_SMALLEST, setting
+from megalite.config.schema.fields import FP32_LARGEST, FP32_SMALLEST, setting
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .fields import INT32_LARGEST, setting
+from megalite.config.schema.fields import INT32_LARGEST, setting
 
 
 @dataclass(frozen=True, kw_only=True)
