@@ -1,0 +1,40 @@
+"""Validation while training goes on, and the test at its end."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from megalite.data.build import Dataset, Splits
+from megalite.training.metrics import Reporter
+from megalite.training.progress import Progress
+from megalite.training.samples import open_loader
+from megalite.training.step import Trainer
+
+
+def _evaluate(trainer: Trainer, dataset: Dataset, consumed_samples: int) -> float:
+    with open_loader(trainer, dataset, consumed_samples) as loader:
+        return float(trainer.evaluate(loader, trainer.config.evaluation.eval_iters))
+
+
+def validate(trainer: Trainer, datasets: Splits, progress: Progress, reporter: Reporter) -> Progress:
+    """Evaluate on the next validation samples; each evaluation reads others while there are any."""
+    config = trainer.config
+    if datasets.valid is None or config.evaluation.eval_iters == 0:
+        return progress
+    read = config.evaluation.eval_iters * config.batch.global_batch_size
+    start = progress.consumed_valid_samples
+    if start + read > len(datasets.valid):  # resumed with evaluations that are larger, or were more frequent
+        start = 0
+    loss = _evaluate(trainer, datasets.valid, start)
+    reporter.validation(progress.iteration, "valid_loss", f"iteration {progress.iteration}", loss)
+    return replace(progress, consumed_valid_samples=start + read)
+
+
+def evaluate_at_the_end(trainer: Trainer, datasets: Splits, progress: Progress, reporter: Reporter) -> None:
+    """A last validation, and the test split from its beginning."""
+    validate(trainer, datasets, progress, reporter)
+    if datasets.test is not None and trainer.config.evaluation.eval_iters:
+        loss = _evaluate(trainer, datasets.test, 0)
+        reporter.validation(
+            progress.iteration, "test_loss", f"iteration {progress.iteration} on test set", loss
+        )
