@@ -38,7 +38,7 @@ NOT_YET = {
     ),
     "--async-save --save-retain-interval": "the training processes write checkpoints, and all are kept",
     "--manual-gc --train-sync-interval --log-straggler": "leave it out",
-    "--use-gigatoken": "leave it out: the Hugging Face tokenizers library is used",
+    "--use-gigatoken": "text is encoded before training: tools/preprocess_data.py --engine gigatoken",
 }
 
 # Parts that megalite does not have, with its own way.

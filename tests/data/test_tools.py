@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from megalite.data.sample_corpus import train_tokenizer
 from tests.data.corpora import GOLDENS, write_dataset
 
 TOOLS = Path(__file__).parents[2] / "tools"
@@ -274,3 +275,55 @@ def test_ray_gives_the_bytes_of_one_run(tmp_path: Path) -> None:
     for suffix in (".bin", ".idx"):
         ray, one = (tmp_path / f"{name}_text_document{suffix}" for name in ("ray", "one"))
         assert ray.read_bytes() == one.read_bytes()
+
+
+@pytest.mark.parametrize("spelled", [[], ["--allow-special-tokens"]])
+def test_gigatoken_gives_the_librarys_bytes(sample: Path, tmp_path: Path, spelled: list[str]) -> None:
+    pytest.importorskip("gigatoken")
+    for engine in ("library", "gigatoken"):
+        out = ["--engine", engine, "--output-prefix", str(tmp_path / engine), "--json-keys", "text", "more"]
+        assert tool("preprocess_data")([*text_flags(sample), *out, *spelled]) == 0
+    for key in ("text", "more"):
+        for suffix in (".bin", ".idx"):
+            ours, theirs = (
+                tmp_path / f"{engine}_{key}_document{suffix}" for engine in ("gigatoken", "library")
+            )
+            assert ours.read_bytes() == theirs.read_bytes()
+
+
+def test_gigatoken_is_refused_where_it_is_not_known_to_be_equal(
+    sample: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("gigatoken")
+    content = json.loads((sample / "tokenizer.json").read_text())
+    content["normalizer"] = {"type": "Sequence", "normalizers": [{"type": "Lowercase"}]}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(content))
+    out = ["--output-prefix", str(tmp_path / "p"), "--engine", "gigatoken"]
+    model = ["--tokenizer-model", str(tmp_path)]
+    assert tool("preprocess_data")([*text_flags(sample), *model, *out]) == 1
+    assert "normalizer Lowercase is not known to be equal; leave --engine out" in capsys.readouterr().err
+
+
+def test_an_engine_that_is_missing_says_so(
+    sample: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "gigatoken", None)
+    out = ["--output-prefix", str(tmp_path / "p"), "--engine", "gigatoken"]
+    assert tool("preprocess_data")([*text_flags(sample), *out]) == 1
+    assert "needs the package gigatoken: pip install gigatoken" in capsys.readouterr().err
+
+
+@pytest.fixture(scope="module")
+def sample(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A corpus with two keys and a tokenizer."""
+    folder = tmp_path_factory.mktemp("sample")
+    texts = [f"the cat sat on\u00a0mat {i}<|endoftext|> na\u00efve\u088f's" for i in range(30)]
+    lines = [json.dumps({"text": text, "more": ["", text * 2, "\r\n x"]}) for text in texts]
+    (folder / "corpus.jsonl").write_text("".join(line + "\n" for line in lines))
+    train_tokenizer(folder / "corpus.jsonl", folder / "tokenizer.json", 300)
+    return folder
+
+
+def text_flags(folder: Path) -> list[str]:
+    model = ["--tokenizer-model", str(folder / "tokenizer.json"), "--append-eod", "--workers", "2"]
+    return ["--input", str(folder / "corpus.jsonl"), *model]

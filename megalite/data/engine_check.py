@@ -1,0 +1,75 @@
+"""Before a faster engine tokenises a corpus: its ids are compared with the library's own."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+
+from .documents import parse_document
+from .errors import DataError
+from .inputs import STDIN, Part
+from .records import read_records
+from .tokenizer import Tokenizer
+
+CHECKED_DOCUMENTS = 1000
+CHECKED_BYTES = 4 << 20
+# Where splits of text differ between implementations: spaces of all kinds, digits, marks, joined emoji, case
+# that changes the length, contractions, long runs.
+FRAGMENTS = (
+    *("", " ", "  ", "\n", "\r\n", "\t", "\x0b", "\x1c", "\x85", "\xa0", "\u1680", "\u180e", "\u2003"),
+    *("\u2028", "\u3000", "\ufeff", "\u200d", "\0", "a", "Z", "the", " cat", "'s", "'LL", "\u2019t"),
+    *("1", "234", "\u00b2", "\u2167", "\u0663", "\uff11", "\u00e9", "e\u0301", "\u0130", "\u017f"),
+    *("\ufb01", "\u65e5\u672c", "\u0928\u093f", "\u0645", "\U0001f468\u200d\U0001f469", "\U0001d7ce"),
+    *("\U0010ffff", "\ue000", ".", "...", "_", "</s>", "<s>", "<|endoftext|>", "[UNK]", "\u2581"),
+)
+
+
+def check_engine(
+    engine: Tokenizer, reference: Tokenizer, inputs: Sequence[Part], keys: Sequence[str]
+) -> None:
+    """Raises DataError when ``engine`` gives other ids than ``reference`` for hard text, made up, or for the
+    first documents of ``inputs``.
+    """
+    if any(part.path == STDIN for part in inputs):
+        raise DataError("--engine: what standard input brings cannot be checked before; give a file")
+    compare(engine, reference, [*hard_texts(reference), *first_texts(inputs, keys)])
+
+
+def compare(engine: Tokenizer, reference: Tokenizer, texts: Sequence[str]) -> None:
+    """Raises DataError for the first of ``texts`` with other ids."""
+    try:
+        found = engine.encode_batch(texts)
+    except Exception as error:  # a tokenizer's library may raise anything
+        raise DataError(f"--engine: it fails on text that the library encodes: {error}") from error
+    for text, ours, theirs in zip(texts, found, reference.encode_batch(texts), strict=True):
+        if list(ours) == theirs:
+            continue
+        place = next((i for i, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b), None)
+        place = min(len(ours), len(theirs)) if place is None else place
+        raise DataError(
+            f"--engine: it gives other ids than the library for {text[:80]!r} from token {place} on: "
+            f"{ours[place : place + 5]}, not {theirs[place : place + 5]}; leave --engine out"
+        )
+
+
+def hard_texts(tokenizer: Tokenizer) -> list[str]:
+    """The same each time: the fragments, 2,000 mixtures of them, long runs."""
+    generator = random.Random(0)
+    fragments = [*FRAGMENTS, tokenizer.eod_token or ""]
+    mixtures = ["".join(generator.choices(fragments, k=generator.randint(0, 12))) for _ in range(2000)]
+    return [*fragments, *mixtures, "x" * 5000, " " * 5000, "\n" * 5000, "a\u0300" * 500, "ab1 " * 2000]
+
+
+def first_texts(inputs: Sequence[Part], keys: Sequence[str]) -> Iterator[str]:
+    """Texts of the first documents that can be used."""
+    size = documents = 0
+    for part in inputs:
+        for record in read_records(part, keys, 0, 0):
+            try:
+                texts = [text for each in parse_document(record.content, part.format, keys) for text in each]
+            except DataError:
+                continue  # told when the run comes to it
+            yield from texts
+            documents, size = documents + 1, size + record.size
+            if documents == CHECKED_DOCUMENTS or size >= CHECKED_BYTES:
+                return

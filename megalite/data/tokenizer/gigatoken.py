@@ -1,0 +1,101 @@
+"""gigatoken: a faster engine for tokenizers of the Hugging Face library."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import unicodedata
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import orjson
+
+from ..errors import DataError
+from .base import Tokenizer
+from .huggingface import HuggingFaceTokenizer
+
+# NFC is not: the two libraries order marks of Unicode 14 differently (0.10 and tokenizers 0.23 at U+1AC1).
+EQUAL_NORMALIZERS = {"Prepend", "Replace"}
+
+
+class GigatokenEngine(Tokenizer):
+    """Encodes as ``reference`` does; everything else is the reference's own.
+
+    The two libraries may know different versions of Unicode, and so split text differently at the newest
+    letters (0.10 and tokenizers 0.23 do, at 4,657 of them). Text with a character that Python does not know
+    goes to the reference.
+    """
+
+    def __init__(self, reference: Tokenizer) -> None:
+        if not isinstance(reference, HuggingFaceTokenizer):
+            raise DataError("--engine gigatoken: works with HuggingFaceTokenizer and GPT2BPETokenizer only")
+        try:
+            library = importlib.import_module("gigatoken")
+        except ImportError:
+            raise DataError("--engine gigatoken needs the package gigatoken: pip install gigatoken") from None
+        content = orjson.loads(reference.library.to_str())
+        if reference.library.encode_special_tokens:  # their text is text: the engine must not know them
+            content["added_tokens"] = [token for token in content["added_tokens"] if not token["special"]]
+        if unlike := sorted(_normalizers(content["normalizer"]) - EQUAL_NORMALIZERS):
+            raise DataError(
+                f"--engine gigatoken: the tokenizer's normalizer {', '.join(unlike)} is not known to be "
+                "equal; leave --engine out"
+            )
+        try:
+            self._engine = library.Tokenizer.from_json(orjson.dumps(content))
+        except Exception as error:  # the library raises various errors
+            reason = str(error).split("\n", 1)[0]
+            raise DataError(f"--engine gigatoken: it cannot use this tokenizer: {reason}") from None
+        self._reference = reference
+        self._unassigned = unassigned()
+        self.vocab_size = reference.vocab_size
+        self.identity = reference.identity
+        self.options = reference.options
+        self.eod_token = reference.eod_token
+
+    @property
+    def eod(self) -> int:
+        return self._reference.eod
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        ids, lengths = self.encode_flat(texts)
+        return [part.tolist() for part in np.split(ids, np.cumsum(lengths)[:-1])] if texts else []
+
+    def encode_flat(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+        if not self._newer("".join(texts)):
+            return self._encode(texts)
+        parts = [
+            (self._reference.encode_flat if self._newer(text) else self._encode)([text]) for text in texts
+        ]
+        return np.concatenate([ids for ids, _ in parts]), np.concatenate([lengths for _, lengths in parts])
+
+    def _newer(self, text: str) -> bool:
+        """Whether it has characters that Python does not know."""
+        if text.isascii():
+            return False
+        return bool(self._unassigned[np.frombuffer(text.encode("utf-32-le"), dtype=np.uint32)].any())
+
+    def _encode(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+        layout = self._engine.encode_batch(list(texts)).layout
+        ends = np.asarray(layout.offsets.data)
+        ids = np.asarray(layout.content.data)[ends[0] : ends[-1]]
+        return ids.astype(np.int32), np.diff(ends).astype(np.int32)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return self._reference.decode(ids)
+
+
+def unassigned() -> np.ndarray:
+    """bool (code points,): where Python's version of Unicode has no character."""
+    codes = range(sys.maxunicode + 1)
+    return np.fromiter((unicodedata.category(chr(code)) == "Cn" for code in codes), bool, len(codes))
+
+
+def _normalizers(content: dict[str, Any] | None) -> set[str]:
+    """The types in a tokenizer.json's normalizer."""
+    if content is None:
+        return set()
+    if content["type"] == "Sequence":
+        return {name for each in content["normalizers"] for name in _normalizers(each)}
+    return {content["type"]}

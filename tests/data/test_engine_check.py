@@ -1,0 +1,82 @@
+"""A faster engine with other ids is found before it writes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from megalite.data.engine_check import CHECKED_DOCUMENTS, check_engine, compare, hard_texts
+from megalite.data.errors import DataError
+from megalite.data.inputs import find_inputs
+from megalite.data.tokenizer.byte_level import ByteLevelTokenizer
+
+
+class Slip(ByteLevelTokenizer):
+    """Right but for one word."""
+
+    def __init__(self, word: str) -> None:
+        self.word = word
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        return super().encode_batch([text.replace(self.word, self.word.upper()) for text in texts])
+
+
+class Broken(ByteLevelTokenizer):
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        raise RuntimeError("thread panicked")
+
+
+def corpus(path: Path, texts: Sequence[str]) -> Path:
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    return path
+
+
+def check(engine: ByteLevelTokenizer, path: Path) -> None:
+    check_engine(engine, ByteLevelTokenizer(), find_inputs([str(path)], "text", None), ["text"])
+
+
+def test_the_same_ids_pass(tmp_path: Path) -> None:
+    check(ByteLevelTokenizer(), corpus(tmp_path / "c.jsonl", ["one", "two"]))
+
+
+def test_other_ids_for_a_document_are_told_by_text_and_place(tmp_path: Path) -> None:
+    path = corpus(tmp_path / "c.jsonl", ["fine", "a hamster"])
+    with pytest.raises(
+        DataError, match=r"for 'a hamster' from token 2 on: \[72, 65, 77, .*\], not \[104, 97,"
+    ):
+        check(Slip("hamster"), path)
+
+
+def test_a_document_that_cannot_be_read_is_left_to_the_run(tmp_path: Path) -> None:
+    path = corpus(tmp_path / "c.jsonl", ["fine"])
+    path.write_text("no json\n" + path.read_text() + json.dumps({"text": "a hamster"}) + "\n")
+    with pytest.raises(DataError, match="for 'a hamster'"):
+        check(Slip("hamster"), path)
+
+
+def test_only_the_first_documents_are_read(tmp_path: Path) -> None:
+    check(Slip("hamster"), corpus(tmp_path / "c.jsonl", ["fine"] * CHECKED_DOCUMENTS + ["a hamster"]))
+
+
+@pytest.mark.parametrize("word", ["\u00a0", "\u0130", "<|endoftext|>", "<eod>", "'s", "\U0001f468\u200d"])
+def test_hard_text_is_checked_whatever_the_corpus_holds(word: str) -> None:
+    class Missing(ByteLevelTokenizer):
+        def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+            return super().encode_batch([text.replace(word, "") for text in texts])
+
+    reference = ByteLevelTokenizer()
+    with pytest.raises(DataError, match="other ids"):
+        compare(Missing(), reference, hard_texts(reference))
+
+
+def test_an_engine_that_fails_is_refused() -> None:
+    with pytest.raises(DataError, match="it fails on text that the library encodes: thread panicked"):
+        compare(Broken(), ByteLevelTokenizer(), ["a"])
+
+
+def test_standard_input_cannot_be_checked() -> None:
+    with pytest.raises(DataError, match="standard input"):
+        check_engine(ByteLevelTokenizer(), ByteLevelTokenizer(), find_inputs(["-"], "text", None), ["text"])
