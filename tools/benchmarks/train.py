@@ -146,4 +146,4 @@ def report(results: list[Result], flops_per_token: float, peak: float) -> None:
             f"{result.tokens_per_second * flops_per_token / peak:.0%}",
             f"{result.peak_bytes / 1e9:.2f}",
         )
-    Console().print(table)
+    Console(width=110).print(table)
