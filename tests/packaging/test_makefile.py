@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 from pathlib import Path
@@ -52,7 +53,10 @@ def test_once_is_enough(checkout: Path) -> None:
 def test_changed_sources_are_built_into_the_same_environment(checkout: Path) -> None:
     install(checkout)
     (checkout / "csrc").mkdir()
-    (checkout / "csrc" / "new.cpp").touch()
+    source = checkout / "csrc" / "new.cpp"
+    source.touch()
+    later = (checkout / ".venv" / ".installed").stat().st_mtime + 1  # a file system's clock may tick slowly
+    os.utime(source, (later, later))
     assert install(checkout) == UPDATED
 
 
