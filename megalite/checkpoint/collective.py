@@ -26,7 +26,7 @@ def on_first_rank(action: Callable[[], T], group: dist.ProcessGroup | None) -> T
     if is_first_rank(group):
         try:
             outcome[0] = action()
-        except Exception as error:
+        except Exception as error:  # whatever it is, the other ranks must hear of it
             outcome[1] = error if isinstance(error, CheckpointError) else CheckpointError(describe(error))
     if dist.is_initialized():
         dist.broadcast_object_list(outcome, group=group, group_src=0)
@@ -42,7 +42,7 @@ def on_every_rank(action: Callable[[], T], group: dist.ProcessGroup | None) -> T
     failure: Exception | None = None
     try:
         result = action()
-    except Exception as error:
+    except Exception as error:  # whatever it is, the other ranks must hear of it
         failure = error
     text = None if failure is None else describe(failure)
     texts: list[str | None] = [text]

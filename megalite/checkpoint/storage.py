@@ -88,7 +88,7 @@ class BlockReader(FileSystemReader):
         raw = stream.read(info.length)
         try:
             tensor = torch.load(io.BytesIO(raw), map_location="cpu", weights_only=True)
-        except Exception as error:
+        except Exception as error:  # damaged bytes can raise anything
             raise CheckpointCorruptError(f"{where} cannot be read ({describe(error)})") from error
         chunk = entry.chunks[index.index or 0]
         if (

@@ -60,7 +60,7 @@ def dump(path: Path, datasets: Mapping[str, Dataset]) -> list[str]:
         arrays |= index_arrays(name, dataset.samples) | first_samples(name, dataset)
     temporary = path.with_name(f"{path.name}.partial")
     with temporary.open("wb") as file:
-        np.savez(file, **arrays)  # type: ignore[arg-type]
+        np.savez(file, **arrays)  # type: ignore[arg-type]  # its stub takes the names for flags
     temporary.rename(path)
     return list(arrays)
 

@@ -239,7 +239,7 @@ def _encode(batch: _Batch, tokenizer: Tokenizer, eod: int | None, skip_errors: b
                 for key in keys:
                     encode_documents([document.texts[key]], tokenizer, eod)
                 good.append(document)
-            except Exception as cause:
+            except Exception as cause:  # a tokenizer's library may raise anything; the record is named
                 batch.refuse(document.number, cause, skip_errors)
         if len(good) == len(batch.documents):
             raise DataError(f"{batch.part.path}: up to record {batch.place.records}: {error}") from error

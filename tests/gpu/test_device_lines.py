@@ -5,7 +5,15 @@ from __future__ import annotations
 import pytest
 import torch
 
-from megalite.accelerator import backend_for, local_device, peak_memory_bytes, pin, synchronize, to_device
+from megalite.accelerator import (
+    backend_for,
+    local_device,
+    peak_flops,
+    peak_memory_bytes,
+    pin,
+    synchronize,
+    to_device,
+)
 from megalite.config import (
     BatchConfig,
     Config,
@@ -32,6 +40,8 @@ def test_copies_from_page_locked_memory_arrive() -> None:
     assert torch.equal(copy.cpu(), host)
     assert backend_for(device) == "nccl"
     assert peak_memory_bytes(device) >= copy.numel() * 8
+    peak = peak_flops(device)
+    assert peak is None or peak > 1e14  # None: a device that the table does not know
 
 
 @pytest.mark.parametrize("groups", [2, 8])
