@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
 from torch import nn
 
 from megalite.config import OptimizerConfig, PrecisionConfig
-from megalite.kernels.adamw import adamw
 from megalite.optim.gradient_norm import clip_coefficient, gradient_norm, merged_ranges
 from megalite.optim.scaler import GradScaler
+from megalite.optim.state import FlatState, StateOptions
 from megalite.parallel.buckets import FlatBucket
 from megalite.parallel.topology import Axis
 
@@ -31,15 +32,8 @@ class StepStats:
     stuck: torch.Tensor
 
 
-@dataclass(frozen=True)
-class _BucketState:
-    """Flat optimizer memory beside a bucket; `master` is None where the weights are the master."""
-
-    bucket: FlatBucket
-    decay_ranges: tuple[tuple[int, int], ...]
-    master: torch.Tensor | None
-    exp_avg: torch.Tensor
-    exp_avg_sq: torch.Tensor
+StateBlock = tuple[str, nn.Parameter, torch.Tensor]
+"""Kind of state (see FlatState.logical), the parameter it belongs to, its values in that one's shape."""
 
 
 class Optimizer:
@@ -62,11 +56,14 @@ class Optimizer:
             raise ValueError("optimizer: no buckets; a stage needs at least one parameter")
         self.config = config
         self.model = model
-        self._states = [_state_of(bucket) for bucket in buckets]
+        options = StateOptions(config.adam_beta1, config.adam_beta2, config.adam_eps, config.weight_decay)
+        self._buckets = list(buckets)
+        self._states = [
+            FlatState(bucket.weights, bucket.grads, _decay_ranges(bucket), options) for bucket in buckets
+        ]
         self._scaler = _scaler_of(precision, device, buckets[0].grads.dtype)
         self._step = torch.zeros((), dtype=torch.int64, device=device)
         self._lr = torch.zeros((), dtype=torch.float64, device=device)
-        self.copy_weights_to_master()
 
     @property
     def loss_scale(self) -> torch.Tensor:
@@ -77,14 +74,13 @@ class Optimizer:
     def step(self, lr: float) -> StepStats:
         """Unscale, clip and apply the gradients with learning rate `lr`. Gradients are left as they are."""
         self._lr.fill_(lr)
-        buckets = [state.bucket for state in self._states]
         scale = self._scaler.scale.to(torch.float64, copy=True)
-        norm = gradient_norm(buckets, self.model) / scale
+        norm = gradient_norm(self._buckets, self.model) / scale
         finite = torch.isfinite(norm)
         self._step += finite
         scalars = self._step_scalars(clip_coefficient(norm, self.config.clip_grad) / scale, ~finite)
         for state in self._states:
-            self._update(state, scalars)
+            state.update(scalars)
         self._scaler.update(~finite)
         return StepStats(norm, ~finite, scale, self._scaler.stuck.clone())
 
@@ -96,37 +92,24 @@ class Optimizer:
         ]
         return torch.stack([self._lr, grad_scale, *inverse_bias, skip.to(torch.float64)])
 
-    def _update(self, state: _BucketState, scalars: torch.Tensor) -> None:
-        bucket = state.bucket
-        adamw(
-            bucket.weights,
-            bucket.grads,
-            state.exp_avg,
-            state.exp_avg_sq,
-            scalars.to(bucket.grads.dtype),
-            master=state.master,
-            beta1=self.config.adam_beta1,
-            beta2=self.config.adam_beta2,
-            eps=self.config.adam_eps,
-            weight_decay=self.config.weight_decay,
-            decay_ranges=state.decay_ranges,
-        )
-
-    @torch.no_grad()
     def copy_weights_to_master(self) -> None:
         """Take the weights as they are as the new master: after weights came from elsewhere than a step."""
         for state in self._states:
-            if state.master is not None:
-                state.master.copy_(state.bucket.weights)
+            state.take_weights()
 
-    def state_blocks(self) -> Iterator[tuple[str, nn.Parameter, torch.Tensor]]:
-        """(kind, parameter, view of its shape); kinds: master (where there is one), exp_avg, exp_avg_sq."""
-        for state in self._states:
-            kinds = {"master": state.master, "exp_avg": state.exp_avg, "exp_avg_sq": state.exp_avg_sq}
-            for slot in state.bucket.slots:
-                for kind, flat in kinds.items():
-                    if flat is not None:
-                        yield kind, slot.param, flat[slot.start : slot.stop].view(slot.param.shape)
+    def state_blocks(self) -> Iterator[StateBlock]:
+        """The whole state in logical values, to be read; see `loading` for writing."""
+        for bucket, state in zip(self._buckets, self._states, strict=True):
+            yield from _blocks_of(bucket, state.logical())
+
+    @contextmanager
+    def loading(self) -> Iterator[list[StateBlock]]:
+        """Blocks as `state_blocks` gives them, to be filled; they are the new state when the context ends."""
+        values = [state.logical() for state in self._states]
+        pairs = zip(self._buckets, values, strict=True)
+        yield [block for bucket, logical in pairs for block in _blocks_of(bucket, logical)]
+        for state, logical in zip(self._states, values, strict=True):
+            state.take_logical(logical)
 
     def scalars(self) -> dict[str, float]:
         """Step count and loss scale for a checkpoint, the same on every rank; reads the device."""
@@ -138,15 +121,14 @@ class Optimizer:
         self._scaler.load_state(scalars)
 
 
-def _state_of(bucket: FlatBucket) -> _BucketState:
-    own_master = bucket.weights.dtype != bucket.grads.dtype
-    return _BucketState(
-        bucket,
-        merged_ranges(bucket, lambda record: record.decay),
-        torch.zeros_like(bucket.grads) if own_master else None,
-        torch.zeros_like(bucket.grads),
-        torch.zeros_like(bucket.grads),
-    )
+def _decay_ranges(bucket: FlatBucket) -> tuple[tuple[int, int], ...]:
+    return merged_ranges(bucket, lambda record: record.decay)
+
+
+def _blocks_of(bucket: FlatBucket, logical: dict[str, torch.Tensor]) -> Iterator[StateBlock]:
+    for slot in bucket.slots:
+        for kind, flat in logical.items():
+            yield kind, slot.param, flat[slot.start : slot.stop].view(slot.param.shape)
 
 
 def _scaler_of(precision: PrecisionConfig, device: torch.device, dtype: torch.dtype) -> GradScaler:

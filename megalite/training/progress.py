@@ -100,12 +100,13 @@ def load_progress(trainer: Trainer) -> Resumed:
         return Resumed(Progress(), [], {})
     with_optimizer = not (config.checkpoint.no_load_optim or config.checkpoint.finetune)
     try:
-        state = load(
-            directory,
-            trainer.blocks(with_optimizer),
-            ignored_prefixes=() if with_optimizer else ("optimizer.",),
-            convert_dtype=not with_optimizer,
-        )
+        with trainer.loading(with_optimizer) as blocks:
+            state = load(
+                directory,
+                blocks,
+                ignored_prefixes=() if with_optimizer else ("optimizer.",),
+                convert_dtype=not with_optimizer,
+            )
     except CheckpointNotFoundError as error:
         if config.checkpoint.exit_on_missing_checkpoint:
             raise TrainingError(f"{error}, and --exit-on-missing-checkpoint is set") from error
@@ -116,8 +117,6 @@ def load_progress(trainer: Trainer) -> Resumed:
         raise
     if with_optimizer:
         trainer.optimizer.load_scalars(state["optimizer"])
-    else:
-        trainer.optimizer.copy_weights_to_master()
     if config.checkpoint.finetune:
         line = f"loaded the weights of iteration {state['iteration']} from {directory}; training starts at 0"
         return Resumed(Progress(), [line], {})

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from math import prod
@@ -13,7 +14,7 @@ from megalite.checkpoint import Block
 from megalite.config import Config, pipeline_schedule, stage_layers, virtual_stages
 from megalite.data.batch import Batch
 from megalite.model.gpt import GPTStage, StagePlace, build_stages
-from megalite.optim.optimizer import Optimizer, StepStats
+from megalite.optim.optimizer import Optimizer, StateBlock, StepStats
 from megalite.parallel.buckets import GradientBuckets
 from megalite.parallel.mappings import all_reduce
 from megalite.parallel.params import ParameterFactory, global_block, narrow_to_block, record_of
@@ -142,18 +143,38 @@ class Trainer:
         )
 
     def blocks(self, with_optimizer: bool = True) -> Iterator[Block]:
-        """Every tensor that a checkpoint holds, as this rank's rectangle of the global tensor."""
+        """Every tensor that a checkpoint holds, as this rank's rectangle of the global tensor, to be read."""
+        yield from self._weight_blocks()
+        if with_optimizer:
+            yield from _state_blocks(self.optimizer.state_blocks())
+
+    @contextmanager
+    def loading(self, with_optimizer: bool = True) -> Iterator[list[Block]]:
+        """The same blocks to be filled; what was filled in counts when the context ends.
+
+        Without the optimizer's state the weights are its new master.
+        """
+        if not with_optimizer:
+            yield list(self._weight_blocks())
+            self.optimizer.copy_weights_to_master()
+            return
+        with self.optimizer.loading() as states:
+            yield [*self._weight_blocks(), *_state_blocks(states)]
+
+    def _weight_blocks(self) -> Iterator[Block]:
         for param in self.buckets.parameters:
             yield from parameter_block("model", param, param.detach())
-        if with_optimizer:
-            for kind, param, state in self.optimizer.state_blocks():
-                yield from parameter_block(f"optimizer.{kind}", param, state)
 
     def parameter_count(self) -> int:
         """Parameters of the whole model, each once, without vocabulary padding. A collective over tp x pp."""
         counted = [param for param in self.buckets.parameters if record_of(param).counted]
         local = sum(prod(global_block(param)[1]) for param in counted)
         return int(all_reduce(torch.tensor(local, device=self.topology.device), self.topology.model).item())
+
+
+def _state_blocks(states: Iterable[StateBlock]) -> Iterator[Block]:
+    for kind, param, values in states:
+        yield from parameter_block(f"optimizer.{kind}", param, values)
 
 
 def parameter_block(prefix: str, param: torch.nn.Parameter, tensor: torch.Tensor) -> Iterator[Block]:

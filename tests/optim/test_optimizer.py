@@ -199,10 +199,9 @@ def test_saved_state_continues_bit_for_bit(dtype: torch.dtype) -> None:
     for target, source in zip(resumed_buckets.buckets, stopped_buckets.buckets, strict=True):
         target.weights.copy_(source.weights)
     resumed = make_optimizer(resumed_buckets, clip_grad=1.0)
-    for (_, _, target_view), (_, _, source_view) in zip(
-        resumed.state_blocks(), stopped.state_blocks(), strict=True
-    ):
-        target_view.copy_(source_view)
+    with resumed.loading() as blocks:
+        for (_, _, target), (_, _, source) in zip(blocks, stopped.state_blocks(), strict=True):
+            target.copy_(source)
     resumed.load_scalars(stopped.scalars())
     train(resumed, resumed_buckets, range(3, 6))
     assert _equal(_memory(resumed_buckets, resumed), _memory(straight_buckets, straight))
