@@ -200,8 +200,8 @@ def test_saved_state_continues_bit_for_bit(dtype: torch.dtype) -> None:
         target.weights.copy_(source.weights)
     resumed = make_optimizer(resumed_buckets, clip_grad=1.0)
     with resumed.loading() as blocks:
-        for (_, _, target), (_, _, source) in zip(blocks, stopped.state_blocks(), strict=True):
-            target.copy_(source)
+        for (_, _, empty), (_, _, full) in zip(blocks, stopped.state_blocks(), strict=True):
+            empty.copy_(full)
     resumed.load_scalars(stopped.scalars())
     train(resumed, resumed_buckets, range(3, 6))
     assert _equal(_memory(resumed_buckets, resumed), _memory(straight_buckets, straight))
