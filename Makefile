@@ -9,10 +9,10 @@ ARGS :=
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install pretrain test lint typecheck clean distclean again
+.PHONY: help install pretrain test test-matrix lint typecheck clean distclean again
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-11s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
 
 install: $(VENV)/.installed ## set up .venv, build the C++ extension
 
@@ -56,6 +56,10 @@ pretrain: $(VENV)/.installed $(SAMPLE)/corpus_text_document.idx ## train a small
 
 test: $(VENV)/.installed ## the whole test suite; ARGS="tests/data -x" are pytest's
 	$(PY) -m pytest $(ARGS)
+
+# Rounds through all layouts, models and schedules with the other options drawn; another seed draws others.
+test-matrix: $(VENV)/.installed ## the fp64 matrix at large; ARGS="--matrix-rounds 3 --matrix-seed 7" are pytest's
+	$(PY) -m pytest tests/matrix --matrix-rounds 1 $(ARGS)
 
 lint: $(VENV)/.installed ## ruff
 	$(PY) -m ruff check . examples/pretrain_gpt.sh

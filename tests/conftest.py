@@ -9,6 +9,17 @@ import pytest
 from tests.pool import WorkerPool
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("matrix", "combinations that tests/matrix/test_combinations.py trains")
+    group.addoption(
+        "--matrix-rounds",
+        type=int,
+        default=0,
+        help="how often to go through every layout, variant and schedule; 0 (default): each layout once",
+    )
+    group.addoption("--matrix-seed", type=int, default=0, help="seed of what is drawn (default: 0)")
+
+
 @pytest.fixture(scope="session")
 def pool() -> Iterator[WorkerPool]:
     """Eight Gloo workers, started at the first job and ended with the session."""

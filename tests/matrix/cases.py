@@ -122,9 +122,8 @@ def options(layout: Layout) -> dict[str, Options]:
     return chosen
 
 
-def model_for(variant: str, layout: Layout) -> ModelConfig:
+def model_for(variant: str, layout: Layout, chosen: Options) -> ModelConfig:
     """The variant with the smallest number of layers, at least 2, that the layout's stages can share."""
-    chosen = options(layout)[variant]
     chunks = 2 if chosen.pipeline_schedule in ("interleaved", "zbv") else 1
     rates = (0.2, 0.1) if chosen.dropout else (0.0, 0.0)
     return replace(
@@ -160,7 +159,7 @@ def make_config(
             pipeline_schedule=options.pipeline_schedule,
         ),
         precision=PrecisionConfig(params_dtype=params_dtype),
-        data=DataConfig(reset_attention_mask=options.by_document),
+        data=DataConfig(mock_data=True, reset_attention_mask=options.by_document),
         run=RunConfig(seed=SEED),
     )
 

@@ -12,6 +12,7 @@ from megalite.config import ModelConfig
 from tests.matrix import cases
 from tests.matrix.batches import global_batch
 from tests.matrix.cases import LAYOUTS, MODELS, Layout
+from tests.matrix.combinations import Combination
 from tests.matrix.gather import assemble, counted_once
 from tests.matrix.job import Trained, random_weight, train_three_steps
 from tests.matrix.shapes import global_shapes, number_of_parameters
@@ -56,12 +57,14 @@ def check_against(
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 def test_every_layout_gives_the_numbers_of_the_reference(pool: WorkerPool, layout: Layout) -> None:
     chosen = cases.options(layout)
-    models = {variant: cases.model_for(variant, layout) for variant in MODELS}
-    configs = [cases.make_config(models[variant], layout, chosen[variant]) for variant in MODELS]
-    ranks = pool.run(layout.ranks, train_three_steps, layout, configs)
-    for number, variant in enumerate(MODELS):
-        results = [one[number] for one in ranks]
-        check_against(models[variant], layout, results, chosen[variant].by_document)
+    trained = [Combination(variant, layout, chosen[variant]) for variant in MODELS]
+    ranks = pool.run(layout.ranks, train_three_steps, layout, [one.config for one in trained])
+    for number, combination in enumerate(trained):
+        check_combination(combination, [one[number] for one in ranks])
+
+
+def check_combination(combination: Combination, ranks: Sequence[Trained]) -> None:
+    check_against(combination.config.model, combination.layout, ranks, combination.options.by_document)
 
 
 def test_the_layouts_are_all_factorisations() -> None:
