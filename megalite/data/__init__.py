@@ -1,4 +1,4 @@
 """From text to batches: preprocessing, indexed datasets, the order of samples, blends, the loader.
 
-Only ``loader`` and ``batch`` import torch, so that the preprocessing tools start quickly.
+Only `loader` and `batch` import torch, so that the preprocessing tools start quickly.
 """

@@ -9,14 +9,14 @@ import torch
 
 @dataclass(frozen=True)
 class Batch:
-    """Inputs and targets of one micro-batch. ``tokens`` and ``labels`` are views of one buffer
+    """Inputs and targets of one micro-batch. `tokens` and `labels` are views of one buffer
     (micro_batch, seq + 1).
     """
 
     tokens: torch.Tensor
     """int64 (micro_batch, seq)."""
     labels: torch.Tensor
-    """int64 (micro_batch, seq): the token after each of ``tokens``."""
+    """int64 (micro_batch, seq): the token after each of `tokens`."""
     loss_mask: torch.Tensor
     """float32 (micro_batch, seq): 1 where the loss counts; read-only, it may be one number expanded."""
     position_ids: torch.Tensor
@@ -28,4 +28,4 @@ class Batch:
     0 to micro_batch * seq.
     """
     max_document_length: int | None = None
-    """The longest distance in ``cu_seqlens``."""
+    """The longest distance in `cu_seqlens`."""

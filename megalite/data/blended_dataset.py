@@ -11,10 +11,9 @@ from pathlib import Path
 import numpy as np
 
 from megalite import _C
-
-from .errors import DataError
-from .gpt_dataset import GPTDataset, Piece
-from .index_cache import ArraySpec, cached_arrays
+from megalite.data.errors import DataError
+from megalite.data.gpt_dataset import GPTDataset, Piece
+from megalite.data.index_cache import ArraySpec, cached_arrays
 
 # Megatron builds each dataset this much longer than its share, so that rounding never exhausts it.
 SURPLUS = 0.005
@@ -27,19 +26,19 @@ def normalize(weights: Sequence[float]) -> list[float]:
 
 
 def samples_per_dataset(weights: Sequence[float], size: int) -> list[int]:
-    """How many samples of a blend of ``size`` each dataset is meant to give; they may sum to more than
-    ``size``.
+    """How many samples of a blend of `size` each dataset is meant to give; they may sum to more than
+    `size`.
     """
     return [math.ceil(size * weight) for weight in weights]
 
 
 def with_surplus(samples: int) -> int:
-    """How many samples are built to give ``samples``."""
+    """How many samples are built to give `samples`."""
     return math.ceil(samples * (1 + SURPLUS))
 
 
 def blend_index(weights: Sequence[float], size: int) -> tuple[np.ndarray, np.ndarray]:
-    """For each of ``size`` samples its dataset, int16, and its number in that dataset, int64; weights sum
+    """For each of `size` samples its dataset, int16, and its number in that dataset, int64; weights sum
     to 1.
     """
     datasets, samples = np.empty(size, dtype=np.int16), np.empty(size, dtype=np.int64)
@@ -48,7 +47,7 @@ def blend_index(weights: Sequence[float], size: int) -> tuple[np.ndarray, np.nda
 
 
 def exhaustive_blend_index(sizes: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
-    """Like ``blend_index``, but each dataset once from end to end, mixed in proportion to the sizes."""
+    """Like `blend_index`, but each dataset once from end to end, mixed in proportion to the sizes."""
     total = sum(sizes)
     datasets, samples = np.empty(total, dtype=np.int16), np.empty(total, dtype=np.int64)
     _C.fill_exhaustive_blend(datasets, samples, np.array(sizes, dtype=np.int64))
@@ -61,7 +60,7 @@ class BlendedDataset:
     def __init__(
         self, datasets: Sequence[GPTDataset], dataset_index: np.ndarray, dataset_sample_index: np.ndarray
     ) -> None:
-        """``dataset_index`` int16 and ``dataset_sample_index`` int64, both (samples,).
+        """`dataset_index` int16 and `dataset_sample_index` int64, both (samples,).
 
         Raises DataError when a dataset is asked for more samples than it has.
         """
@@ -81,7 +80,7 @@ class BlendedDataset:
         return len(self.dataset_index)
 
     def read(self, samples: np.ndarray, out: np.ndarray) -> None:
-        """Row i of ``out``, int64 (n, seq_length + 1), becomes sample ``samples[i]`` of the mix."""
+        """Row i of `out`, int64 (n, seq_length + 1), becomes sample `samples[i]` of the mix."""
         if len(samples) and not (samples.min() >= 0 and samples.max() < len(self)):
             raise DataError(
                 f"samples {samples.min()} to {samples.max()} asked for, but the blend has {len(self)}"
@@ -94,11 +93,11 @@ class BlendedDataset:
         )
 
     def pieces(self, sample: int) -> list[Piece]:
-        """Where the tokens of ``sample`` come from."""
+        """Where the tokens of `sample` come from."""
         return self.datasets[int(self.dataset_index[sample])].pieces(int(self.dataset_sample_index[sample]))
 
     def consumed(self, samples: int) -> dict[str, int]:
-        """How many of the first ``samples`` came from each dataset, by prefix."""
+        """How many of the first `samples` came from each dataset, by prefix."""
         counts = np.bincount(self.dataset_index[:samples], minlength=len(self.datasets))
         totals: dict[str, int] = {}
         for dataset, count in zip(self.datasets, counts, strict=True):
@@ -109,7 +108,7 @@ class BlendedDataset:
 def cached_blend_index(
     cache: Path | None, weights: Sequence[float], size: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """``blend_index`` kept in the folder ``cache``, or built in memory for None."""
+    """`blend_index` kept in the folder `cache`, or built in memory for None."""
     if cache is None:
         return blend_index(weights, size)
     specs = [

@@ -11,8 +11,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from megalite.config.blend import Blend, parse_blend, read_data_args
-
-from .blended_dataset import (
+from megalite.data.blended_dataset import (
     BlendedDataset,
     cached_blend_index,
     exhaustive_blend_index,
@@ -20,13 +19,13 @@ from .blended_dataset import (
     samples_per_dataset,
     with_surplus,
 )
-from .dataset_info import read_info
-from .errors import DataError
-from .gpt_dataset import GPTDataset, Piece, default_cache
-from .indexed_dataset import IndexedDataset, open_dataset
-from .mock_dataset import MockDataset
-from .sample_plan import plan_samples
-from .splits import SPLIT_NAMES, WHOLE, Share, document_range, split_shares
+from megalite.data.dataset_info import read_info
+from megalite.data.errors import DataError
+from megalite.data.gpt_dataset import GPTDataset, Piece, default_cache
+from megalite.data.indexed_dataset import IndexedDataset, open_dataset
+from megalite.data.mock_dataset import MockDataset
+from megalite.data.sample_plan import plan_samples
+from megalite.data.splits import SPLIT_NAMES, WHOLE, Share, document_range, split_shares
 
 BUILDER_THREADS = 8
 NO_EOD = -1  # no id: where documents do not matter the tokenizer need not have one
@@ -117,7 +116,7 @@ def build_datasets(
     seed: int,
     sample_counts: Sequence[int],
 ) -> Splits:
-    """The datasets for (train, valid, test) with at least ``sample_counts`` samples each.
+    """The datasets for (train, valid, test) with at least `sample_counts` samples each.
 
     Raises DataError, before any training, for missing, malformed, empty or too small data.
     """
@@ -157,7 +156,7 @@ def build_sample_sources(
     sizes: Sequence[int | None],
     wanted: Sequence[str] = SPLIT_NAMES,
 ) -> list[SampleSource | None]:
-    """The samples of each split in ``wanted`` that has a width: at least ``sizes`` of them, or one epoch
+    """The samples of each split in `wanted` that has a width: at least `sizes` of them, or one epoch
     for None.
     """
     builder = _Builder(seq_length, seed, Path(data.data_cache_path) if data.data_cache_path else None)
@@ -171,7 +170,7 @@ def build_sample_sources(
 
 
 def check_tokenizer(prefix: str, tokenizer: Vocabulary, rules: DocumentRules) -> None:
-    """Compare ``tokenizer`` with the one that ``prefix`` was made with, where its description says.
+    """Compare `tokenizer` with the one that `prefix` was made with, where its description says.
 
     A tokenizer without an identity (NullTokenizer, of numbers) is taken at its word. Raises DataError.
     """

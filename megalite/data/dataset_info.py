@@ -1,4 +1,4 @@
-"""The small JSON beside an ``.idx`` that says where its ids come from."""
+"""The small JSON beside an `.idx` that says where its ids come from."""
 
 from __future__ import annotations
 
@@ -9,11 +9,10 @@ from pathlib import Path
 import orjson
 
 from megalite import __version__
-
-from .errors import DataError
-from .indexed_dataset import DatasetWriter
-from .inputs import Part
-from .tokenizer import Tokenizer
+from megalite.data.errors import DataError
+from megalite.data.indexed_dataset import DatasetWriter
+from megalite.data.inputs import Part
+from megalite.data.tokenizer import Tokenizer
 
 FORMAT = 1
 
@@ -77,7 +76,7 @@ def write_info(prefix: str, info: DatasetInfo) -> None:
 
 
 def read_info(prefix: str) -> DatasetInfo | None:
-    """What the JSON beside ``prefix.idx`` says; None when there is none. Raises DataError for a damaged
+    """What the JSON beside `prefix.idx` says; None when there is none. Raises DataError for a damaged
     one.
     """
     path = Path(f"{prefix}.json")

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 
 import orjson
 
-from .errors import DataError
+from megalite.data.errors import DataError
 
 
 def parse_document(content: bytes | dict[str, object], kind: str, keys: Sequence[str]) -> list[list[str]]:
-    """The texts under each of ``keys`` in one record; a key may be ``outer.inner``.
+    """The texts under each of `keys` in one record; a key may be `outer.inner`.
 
-    ``kind``: "json" for a JSON line, "text" for UTF-8 text (its key is ``text``), "parquet" for a row. A
+    `kind`: "json" for a JSON line, "text" for UTF-8 text (its key is `text`), "parquet" for a row. A
     string is a document of one sequence, a list of strings one of several. Raises DataError.
     """
     if isinstance(content, dict):

@@ -5,11 +5,11 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Sequence
 
-from .documents import parse_document
-from .errors import DataError
-from .inputs import STDIN, Part
-from .records import read_records
-from .tokenizer import Tokenizer
+from megalite.data.documents import parse_document
+from megalite.data.errors import DataError
+from megalite.data.inputs import STDIN, Part
+from megalite.data.records import read_records
+from megalite.data.tokenizer import Tokenizer
 
 CHECKED_DOCUMENTS = 1000
 CHECKED_BYTES = 4 << 20
@@ -27,8 +27,8 @@ FRAGMENTS = (
 def check_engine(
     engine: Tokenizer, reference: Tokenizer, inputs: Sequence[Part], keys: Sequence[str]
 ) -> None:
-    """Raises DataError when ``engine`` gives other ids than ``reference`` for hard text, made up, or for the
-    first documents of ``inputs``.
+    """Raises DataError when `engine` gives other ids than `reference` for hard text, made up, or for the
+    first documents of `inputs`.
     """
     if any(part.path == STDIN for part in inputs):
         raise DataError("--engine: what standard input brings cannot be checked before; give a file")
@@ -36,7 +36,7 @@ def check_engine(
 
 
 def compare(engine: Tokenizer, reference: Tokenizer, texts: Sequence[str]) -> None:
-    """Raises DataError for the first of ``texts`` with other ids."""
+    """Raises DataError for the first of `texts` with other ids."""
     try:
         found = engine.encode_batch(texts)
     except Exception as error:  # a tokenizer's library may raise anything

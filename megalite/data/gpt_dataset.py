@@ -10,11 +10,10 @@ from typing import NamedTuple
 import numpy as np
 
 from megalite import _C
-
-from .errors import DataError
-from .index_cache import ArraySpec, cached_arrays
-from .indexed_dataset import IndexedDataset
-from .sample_plan import (
+from megalite.data.errors import DataError
+from megalite.data.index_cache import ArraySpec, cached_arrays
+from megalite.data.indexed_dataset import IndexedDataset
+from megalite.data.sample_plan import (
     SampleIndex,
     SamplePlan,
     build_sample_index,
@@ -25,7 +24,7 @@ from .sample_plan import (
 
 
 class Piece(NamedTuple):
-    """Tokens [offset, offset + tokens) of document ``document`` of the dataset ``prefix``."""
+    """Tokens [offset, offset + tokens) of document `document` of the dataset `prefix`."""
 
     prefix: str
     document: int
@@ -37,7 +36,7 @@ class GPTDataset:
     """One split of one indexed dataset; sample k is a pure function of the plan and k."""
 
     def __init__(self, dataset: IndexedDataset, plan: SamplePlan, cache: Path | None) -> None:
-        """``cache``: folder of the index arrays; None builds them in memory."""
+        """`cache`: folder of the index arrays; None builds them in memory."""
         self.dataset = dataset
         self.plan = plan
         self.seq_length = plan.seq_length
@@ -54,18 +53,18 @@ class GPTDataset:
         return self.plan.samples
 
     def read(self, samples: np.ndarray, out: np.ndarray) -> None:
-        """Row i of ``out``, int64 (n, seq_length + 1), becomes sample ``samples[i]``.
+        """Row i of `out`, int64 (n, seq_length + 1), becomes sample `samples[i]`.
 
         Raises DataError for a sample that does not exist, and when the index does not fit the dataset.
         """
         _C.read_samples([self.reader], np.zeros(len(samples), dtype=np.int64), samples, out)
 
     def pieces(self, sample: int) -> list[Piece]:
-        """Where the tokens of ``sample`` come from."""
+        """Where the tokens of `sample` come from."""
         return [Piece(self.prefix, *piece) for piece in self.reader.pieces(sample)]
 
     def consumed(self, samples: int) -> dict[str, int]:
-        """How many of the first ``samples`` came from each dataset."""
+        """How many of the first `samples` came from each dataset."""
         return {self.prefix: samples}
 
 

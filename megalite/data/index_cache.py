@@ -21,7 +21,7 @@ from typing import NamedTuple
 import numpy as np
 import orjson
 
-from .errors import DataError
+from megalite.data.errors import DataError
 
 FORMAT = 1
 LOCK_PATIENCE_SECONDS = 1800.0
@@ -36,7 +36,7 @@ class ArraySpec(NamedTuple):
 
 
 def cache_key(description: dict[str, object]) -> str:
-    """Hex name of the entry that ``description`` determines."""
+    """Hex name of the entry that `description` determines."""
     text = orjson.dumps({"format": FORMAT, **description}, option=orjson.OPT_SORT_KEYS)
     return hashlib.blake2b(text, digest_size=16).hexdigest()
 
@@ -47,7 +47,7 @@ def cached_arrays(
     specs: list[ArraySpec],
     build: Callable[[list[np.ndarray]], None],
 ) -> list[np.ndarray]:
-    """The arrays of ``description``, mapped read-only from ``folder``; ``build`` fills them when they are
+    """The arrays of `description`, mapped read-only from `folder`; `build` fills them when they are
     not there yet.
 
     Built in memory when the folder cannot be written.
@@ -136,7 +136,7 @@ def _reserve(path: Path) -> None:
 
 @contextlib.contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """Hold the lock ``path``, waiting for its holder at most LOCK_PATIENCE_SECONDS; the kernel frees a dead
+    """Hold the lock `path`, waiting for its holder at most LOCK_PATIENCE_SECONDS; the kernel frees a dead
     holder's lock.
     """
     with path.open("a") as file:

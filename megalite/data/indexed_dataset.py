@@ -1,4 +1,4 @@
-"""Megatron's indexed dataset: tokens in ``PREFIX.bin``, where each document lies in ``PREFIX.idx``.
+"""Megatron's indexed dataset: tokens in `PREFIX.bin`, where each document lies in `PREFIX.idx`.
 
 Every header field, length, offset and boundary is checked against the file sizes when a dataset is opened;
 arrays handed out are views of the mapped files and keep them open.
@@ -13,15 +13,14 @@ from typing import NamedTuple
 import numpy as np
 
 from megalite._C import IndexedDataset, IndexedWriter
-
-from .errors import DataError
+from megalite.data.errors import DataError
 
 # Megatron writes uint16 only below this vocabulary size, though ids up to 65,535 fit.
 MEGATRON_UINT16_VOCABULARY = 65500
 
 
 def open_dataset(prefix: str) -> IndexedDataset:
-    """The dataset ``prefix`` names, fully checked.
+    """The dataset `prefix` names, fully checked.
 
     Raises DataError naming the file, what was expected and what was found.
     """
@@ -39,9 +38,9 @@ def open_dataset(prefix: str) -> IndexedDataset:
 
 
 def token_dtype(vocab_size: int, megatron_threshold: bool = True) -> str:
-    """NumPy name of the type that a corpus of ids below ``vocab_size`` is stored in: uint16 or int32.
+    """NumPy name of the type that a corpus of ids below `vocab_size` is stored in: uint16 or int32.
 
-    With ``megatron_threshold``, vocabularies of 65,500 to 65,536 ids get int32 as Megatron-LM gives them.
+    With `megatron_threshold`, vocabularies of 65,500 to 65,536 ids get int32 as Megatron-LM gives them.
     """
     limit = MEGATRON_UINT16_VOCABULARY - 1 if megatron_threshold else 65536
     return "uint16" if vocab_size <= limit else "int32"
@@ -58,14 +57,14 @@ class WriterState(NamedTuple):
 
 
 class DatasetWriter:
-    """Writes a dataset front to back in bounded memory; the final names appear at ``publish`` only.
+    """Writes a dataset front to back in bounded memory; the final names appear at `publish` only.
 
-    Leaving the ``with`` block without an error publishes; with one, the ``.partial`` files stay for a
+    Leaving the `with` block without an error publishes; with one, the `.partial` files stay for a
     resumed run.
     """
 
     def __init__(self, prefix: str, dtype: str, resume: WriterState | None = None, sync: bool = True) -> None:
-        """``resume``: how much of an earlier run to keep; ``sync``: reach the disk before publishing."""
+        """`resume`: how much of an earlier run to keep; `sync`: reach the disk before publishing."""
         Path(prefix).parent.mkdir(parents=True, exist_ok=True)
         self.prefix = prefix
         self.sync = sync
@@ -74,7 +73,7 @@ class DatasetWriter:
 
     @staticmethod
     def can_resume(prefix: str, dtype: str, state: WriterState) -> bool:
-        """Whether an interrupted run's files hold at least ``state``."""
+        """Whether an interrupted run's files hold at least `state`."""
         sizes = {
             "bin": state.tokens * np.dtype(dtype).itemsize,
             "idx": 4 * state.sequences,
@@ -90,7 +89,7 @@ class DatasetWriter:
     def add(self, tokens: np.ndarray, lengths: np.ndarray, documents: np.ndarray | None = None) -> None:
         """Append sequences given as one flat integer array and their int32 lengths.
 
-        ``documents``: int64, the number of sequences of each document; by default each sequence is a
+        `documents`: int64, the number of sequences of each document; by default each sequence is a
         document. Raises DataError for ids that the dtype cannot hold, and when the counts do not agree.
         """
         if documents is None:
@@ -98,7 +97,7 @@ class DatasetWriter:
         self._writer.add(tokens, lengths, documents)
 
     def add_tokens(self, tokens: np.ndarray) -> None:
-        """Append tokens whose sequences ``add_sequences`` and ``add_documents`` describe, before or after."""
+        """Append tokens whose sequences `add_sequences` and `add_documents` describe, before or after."""
         self._writer.add_tokens(tokens)
 
     def add_sequences(self, lengths: np.ndarray) -> None:

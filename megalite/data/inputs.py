@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from .errors import DataError
+from megalite.data.errors import DataError
 
 STDIN = "-"
 COMPRESSED = (".gz", ".zst", ".zstd")
@@ -25,11 +25,11 @@ class Part(NamedTuple):
 
 
 def find_inputs(patterns: Sequence[str], text_format: str = "text", forced: str | None = None) -> list[Part]:
-    """The files that ``patterns`` name: files, folders (all files in them) and globs, sorted inside each;
-    ``-`` is standard input.
+    """The files that `patterns` name: files, folders (all files in them) and globs, sorted inside each;
+    `-` is standard input.
 
-    The format goes by the name, .txt and .parquet or else JSON lines, unless it is ``forced``;
-    ``text_format`` is what .txt means.
+    The format goes by the name, .txt and .parquet or else JSON lines, unless it is `forced`;
+    `text_format` is what .txt means.
     """
     parts = []
     for path in _find_files(patterns):
@@ -61,7 +61,7 @@ def _find_files(patterns: Sequence[str]) -> list[str]:
 
 
 def take_partition(parts: Sequence[Part], index: int, partitions: int) -> list[Part]:
-    """The share ``index`` of ``partitions`` of whole files: consecutive bytes, so that the shares in order
+    """The share `index` of `partitions` of whole files: consecutive bytes, so that the shares in order
     are the whole.
 
     Plain JSON lines are cut inside; any other file belongs to the share in which it begins.

@@ -8,19 +8,19 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from .blended_dataset import BlendedDataset
-from .build import Dataset, SampleSource
-from .errors import DataError
-from .gpt_dataset import GPTDataset, Piece
-from .loader import StepLoader
-from .splits import SPLIT_NAMES
+from megalite.data.blended_dataset import BlendedDataset
+from megalite.data.build import Dataset, SampleSource
+from megalite.data.errors import DataError
+from megalite.data.gpt_dataset import GPTDataset, Piece
+from megalite.data.loader import StepLoader
+from megalite.data.splits import SPLIT_NAMES
 
 FIRST_SAMPLES = 64
 
 
 def index_arrays(name: str, source: SampleSource) -> dict[str, np.ndarray]:
-    """``NAME.document_index`` and so on; for a blend ``NAME.dataset_index``, ... and
-    ``NAME.K.document_index``, ...
+    """`NAME.document_index` and so on; for a blend `NAME.dataset_index`, ... and
+    `NAME.K.document_index`, ...
     """
     if isinstance(source, BlendedDataset):
         arrays = {
@@ -36,8 +36,8 @@ def index_arrays(name: str, source: SampleSource) -> dict[str, np.ndarray]:
 
 
 def first_samples(name: str, dataset: Dataset, count: int = FIRST_SAMPLES) -> dict[str, np.ndarray]:
-    """The first ``count`` samples as the model gets them: ``NAME.tokens``, ``.labels``, ``.position_ids``,
-    ``.loss_mask``.
+    """The first `count` samples as the model gets them: `NAME.tokens`, `.labels`, `.position_ids`,
+    `.loss_mask`.
     """
     count = min(count, len(dataset))
     if count == 0:
@@ -54,7 +54,7 @@ def first_samples(name: str, dataset: Dataset, count: int = FIRST_SAMPLES) -> di
 
 
 def dump(path: Path, datasets: Mapping[str, Dataset]) -> list[str]:
-    """Write the arrays of all splits to the .npz ``path``; returns their names."""
+    """Write the arrays of all splits to the .npz `path`; returns their names."""
     arrays: dict[str, np.ndarray] = {}
     for name, dataset in datasets.items():
         arrays |= index_arrays(name, dataset.samples) | first_samples(name, dataset)
@@ -68,7 +68,7 @@ def dump(path: Path, datasets: Mapping[str, Dataset]) -> list[str]:
 def step_pieces(
     source: SampleSource, iteration: int, global_batch_size: int
 ) -> list[tuple[int, list[Piece]]]:
-    """The samples of training step ``iteration``, counted from 1 as in the log, and where their tokens come
+    """The samples of training step `iteration`, counted from 1 as in the log, and where their tokens come
     from.
     """
     first = (iteration - 1) * global_batch_size

@@ -7,14 +7,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .errors import DataError
-from .indexed_dataset import IndexedDataset
+from megalite.data.errors import DataError
+from megalite.data.indexed_dataset import IndexedDataset
 
 BAR_WIDTH = 50
 
 
 class Bin(NamedTuple):
-    """Sequences of ``low`` to ``high`` tokens."""
+    """Sequences of `low` to `high` tokens."""
 
     low: int
     high: int

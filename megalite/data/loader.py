@@ -5,7 +5,7 @@ Global batch k is samples [k * global, (k + 1) * global) whatever the layout. It
 
     global 8, micro 2, dp 2:   step 0: rank 0 gets [0, 1] and [4, 5], rank 1 gets [2, 3] and [6, 7]
 
-So the place in the data is one number, ``consumed_samples``, valid for any other layout.
+So the place in the data is one number, `consumed_samples`, valid for any other layout.
 """
 
 from __future__ import annotations
@@ -22,17 +22,16 @@ import torch
 
 from megalite import _C
 from megalite.accelerator import pin, to_device
-
-from .batch import Batch
-from .build import Dataset, DocumentRules, SampleSource
-from .errors import DataError
+from megalite.data.batch import Batch
+from megalite.data.build import Dataset, DocumentRules, SampleSource
+from megalite.data.errors import DataError
 
 
 def rank_samples(
     first: int, micro_batch_size: int, global_batch_size: int, dp_rank: int, dp_size: int
 ) -> np.ndarray:
     """int64 (micro_batches, micro_batch_size): the samples of one rank in the global batch that starts at
-    ``first``.
+    `first`.
     """
     chunk = micro_batch_size * dp_size
     starts = first + dp_rank * micro_batch_size + np.arange(0, global_batch_size, chunk, dtype=np.int64)
@@ -51,7 +50,7 @@ class _HostBatches:
 
 
 def check_ids(source: SampleSource, samples: np.ndarray, tokens: np.ndarray, vocab_size: int) -> None:
-    """Raises DataError when one of ``tokens``, int64 (n, seq + 1), of ``samples`` (n,) is no id of the model.
+    """Raises DataError when one of `tokens`, int64 (n, seq + 1), of `samples` (n,) is no id of the model.
 
     An embedding split over ranks takes such an id for one of another rank, and would give zeros.
     """
@@ -72,7 +71,7 @@ def check_ids(source: SampleSource, samples: np.ndarray, tokens: np.ndarray, voc
 
 
 def _read(dataset: Dataset, samples: np.ndarray, vocab_size: int | None) -> _HostBatches:
-    """``samples``: int64 (micro_batches, micro_batch_size)."""
+    """`samples`: int64 (micro_batches, micro_batch_size)."""
     rules, seq = dataset.rules, dataset.samples.seq_length
     count, micro = samples.shape
     tokens = pin(torch.empty(count, micro, seq + 1, dtype=torch.int64))
@@ -95,9 +94,9 @@ def _read(dataset: Dataset, samples: np.ndarray, vocab_size: int | None) -> _Hos
 
 
 class StepLoader(Iterator[list[Batch]]):
-    """Iterates over global batches; each is a list of this rank's micro-batches, on ``device``.
+    """Iterates over global batches; each is a list of this rank's micro-batches, on `device`.
 
-    Ends when less than one global batch is left. Close it, or use it in a ``with`` block, when it is not
+    Ends when less than one global batch is left. Close it, or use it in a `with` block, when it is not
     read to the end.
     """
 
@@ -113,8 +112,8 @@ class StepLoader(Iterator[list[Batch]]):
         prefetch: int = 2,
         vocab_size: int | None = None,
     ) -> None:
-        """``prefetch``: global batches read ahead. ``vocab_size``: of the model; a batch with another id
-        raises DataError. Raises DataError when the dataset ends before ``consumed_samples``.
+        """`prefetch`: global batches read ahead. `vocab_size`: of the model; a batch with another id
+        raises DataError. Raises DataError when the dataset ends before `consumed_samples`.
         """
         if global_batch_size % (micro_batch_size * dp_size):
             raise DataError(
@@ -202,7 +201,7 @@ def _prefetch(
     results: queue.Queue[_HostBatches | BaseException | None],
     stop: threading.Event,
 ) -> None:
-    """Read every step of ``plan``; then None, or the exception that ended it."""
+    """Read every step of `plan`; then None, or the exception that ended it."""
     last: BaseException | None = None
     try:
         for samples in plan:
@@ -218,7 +217,7 @@ def _put(
     item: _HostBatches | BaseException | None,
     stop: threading.Event,
 ) -> bool:
-    """Hand ``item`` over; False when nobody wants it any more."""
+    """Hand `item` over; False when nobody wants it any more."""
     while not stop.is_set():
         try:
             results.put(item, timeout=0.1)

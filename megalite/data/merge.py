@@ -9,9 +9,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from .dataset_info import DatasetInfo, read_info, write_info
-from .errors import DataError
-from .indexed_dataset import DatasetWriter, IndexedDataset, WriterState, open_dataset
+from megalite.data.dataset_info import DatasetInfo, read_info, write_info
+from megalite.data.errors import DataError
+from megalite.data.indexed_dataset import DatasetWriter, IndexedDataset, WriterState, open_dataset
 
 CHUNK_TOKENS = 1 << 22
 CHUNK_SEQUENCES = 1 << 20
@@ -20,7 +20,7 @@ CHUNK_SEQUENCES = 1 << 20
 def merge(
     prefixes: Sequence[str], output_prefix: str, report: Callable[[str], None] = lambda _: None
 ) -> WriterState:
-    """Write the datasets ``prefixes``, in this order, as one.
+    """Write the datasets `prefixes`, in this order, as one.
 
     Raises DataError, before anything is written, when one is malformed, or when dtypes or tokenizers differ.
     """

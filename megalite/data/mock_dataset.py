@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from .gpt_dataset import Piece
+from megalite.data.gpt_dataset import Piece
 
 
 class MockDataset:
@@ -20,7 +20,7 @@ class MockDataset:
         return self.samples
 
     def read(self, samples: np.ndarray, out: np.ndarray) -> None:
-        """Row i of ``out``, int64 (n, seq_length + 1), becomes sample ``samples[i]``."""
+        """Row i of `out`, int64 (n, seq_length + 1), becomes sample `samples[i]`."""
         rows = _mix(samples.astype(np.uint64) ^ np.uint64((self.seed << 32) % 2**64))
         columns = np.arange(out.shape[1], dtype=np.uint64)
         out[:] = _mix(rows[:, None] + columns) % np.uint64(self.vocab_size)

@@ -1,7 +1,7 @@
 """Text to indexed datasets: read, tokenise on all threads, write in the order of the input, in bounded
 memory.
 
-One thread reads and writes; ``workers`` threads of the tokenizer's library encode batches between. What is
+One thread reads and writes; `workers` threads of the tokenizer's library encode batches between. What is
 in flight is bounded by IN_FLIGHT_BYTES of text or the largest document, whatever the size of the corpus. A
 slow document holds up the batches behind it only when that bound is reached.
 
@@ -21,15 +21,15 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .dataset_info import DatasetInfo, write_info
-from .documents import parse_document
-from .errors import DataError
-from .indexed_dataset import DatasetWriter, token_dtype
-from .inputs import Part
-from .records import line_number, read_records
-from .resume import Checkpoint, Place, RunState
-from .skipped import Skip, SkippedList
-from .tokenizer import Tokenizer
+from megalite.data.dataset_info import DatasetInfo, write_info
+from megalite.data.documents import parse_document
+from megalite.data.errors import DataError
+from megalite.data.indexed_dataset import DatasetWriter, token_dtype
+from megalite.data.inputs import Part
+from megalite.data.records import line_number, read_records
+from megalite.data.resume import Checkpoint, Place, RunState
+from megalite.data.skipped import Skip, SkippedList
+from megalite.data.tokenizer import Tokenizer
 
 BATCH_BYTES = 1 << 20
 BATCH_DOCUMENTS = 2048
@@ -104,7 +104,7 @@ class _Batch:
     text_bytes: int
 
     def refuse(self, number: int, error: Exception, skip: bool) -> None:
-        """Record ``number`` cannot be used: raise DataError that says so, or note it."""
+        """Record `number` cannot be used: raise DataError that says so, or note it."""
         line = line_number(self.part, number)
         message = f"{self.part.path}:{line}: {error}"
         if not skip:
@@ -115,7 +115,7 @@ class _Batch:
 def preprocess(
     plan: PreprocessPlan, tokenizer: Tokenizer, report: Callable[[Progress], None] = lambda _: None
 ) -> list[DatasetInfo]:
-    """Write the datasets of ``plan``, one a key, and a small JSON beside each; returns what was written.
+    """Write the datasets of `plan`, one a key, and a small JSON beside each; returns what was written.
 
     Continues an interrupted run of the same plan over the same inputs. Raises DataError naming file and line
     for input that cannot be used; what was done until then stays for the next run.
@@ -173,7 +173,7 @@ def _recipe(plan: PreprocessPlan, tokenizer: Tokenizer, dtype: str) -> dict[str,
 
 
 def _read_batches(plan: PreprocessPlan, start: Place) -> Iterator[_Batch]:
-    """The inputs from ``start`` on, cut into batches that never span two files."""
+    """The inputs from `start` on, cut into batches that never span two files."""
     documents, input_bytes = start.documents, start.input_bytes
     for number in range(start.input, len(plan.inputs)):
         part = plan.inputs[number]
@@ -223,8 +223,8 @@ def _encode_in_order(
 
 
 def _encode(batch: _Batch, tokenizer: Tokenizer, eod: int | None, skip_errors: bool) -> list[Encoded]:
-    """``batch`` by key. What cannot be encoded raises DataError with its place, or moves to
-    ``batch.skipped``.
+    """`batch` by key. What cannot be encoded raises DataError with its place, or moves to
+    `batch.skipped`.
     """
     keys = range(batch.keys)
     try:
@@ -250,7 +250,7 @@ def _encode(batch: _Batch, tokenizer: Tokenizer, eod: int | None, skip_errors: b
 def encode_documents(documents: Sequence[Sequence[str]], tokenizer: Tokenizer, eod: int | None) -> Encoded:
     """Tokens of documents given as lists of sequences; an empty sequence is dropped.
 
-    ``eod`` goes behind the last sequence of each document that has any, as in Megatron-LM: a document
+    `eod` goes behind the last sequence of each document that has any, as in Megatron-LM: a document
     without text is a document of no sequences.
     """
     texts = [text for document in documents for text in document]

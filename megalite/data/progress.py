@@ -8,8 +8,8 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from .inputs import COMPRESSED, STDIN, Part
-from .preprocess import Progress
+from megalite.data.inputs import COMPRESSED, STDIN, Part
+from megalite.data.preprocess import Progress
 
 if TYPE_CHECKING:
     from rich.progress import Progress as Bar
@@ -22,7 +22,7 @@ class ProgressDisplay:
     """
 
     def __init__(self, inputs: Sequence[Part], log_interval: int) -> None:
-        """``log_interval``: documents between lines where standard error is not a terminal; at most one a
+        """`log_interval`: documents between lines where standard error is not a terminal; at most one a
         second.
         """
         unknown = any(

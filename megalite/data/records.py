@@ -11,9 +11,9 @@ import zlib
 from collections.abc import Iterator, Sequence
 from typing import Any, BinaryIO, NamedTuple
 
-from .errors import DataError
-from .inputs import COMPRESSED, STDIN, Part
-from .zstd_stream import ZstdStream
+from megalite.data.errors import DataError
+from megalite.data.inputs import COMPRESSED, STDIN, Part
+from megalite.data.zstd_stream import ZstdStream
 
 READ_BYTES = 1 << 20
 PARQUET_ROWS = 1024
@@ -33,7 +33,7 @@ class Record(NamedTuple):
 
 
 def read_records(part: Part, keys: Sequence[str], skip: int = 0, offset: int = 0) -> Iterator[Record]:
-    """The records of ``part`` behind the first ``skip``, which end at ``offset``.
+    """The records of `part` behind the first `skip`, which end at `offset`.
 
     Raises DataError naming the file and the last good record when it cannot be opened, read or decompressed.
     """
@@ -59,7 +59,7 @@ def read_records(part: Part, keys: Sequence[str], skip: int = 0, offset: int = 0
 
 
 def line_number(part: Part, number: int) -> int:
-    """Line in the file of the record ``number`` of ``part``; reads what stands before the part."""
+    """Line in the file of the record `number` of `part`; reads what stands before the part."""
     if part.start == 0:
         return number
     before = 0
@@ -92,7 +92,7 @@ def _lines(stream: BinaryIO, part: Part, skip: int, offset: int) -> Iterator[Rec
 
 
 def _first_line_start(file: BinaryIO, start: int) -> int:
-    """Where the first line begins that begins at byte ``start`` or behind; the file stands there."""
+    """Where the first line begins that begins at byte `start` or behind; the file stands there."""
     file.seek(start - 1)
     return start - 1 + len(file.readline())
 
@@ -148,7 +148,7 @@ def _read_rows(path: str, keys: Sequence[str], skip: int) -> Iterator[Record]:
 
 
 def _open(path: str) -> tuple[BinaryIO, tuple[type[Exception], ...]]:
-    """The uncompressed bytes of ``path``, and the exceptions that reading them may raise."""
+    """The uncompressed bytes of `path`, and the exceptions that reading them may raise."""
     try:
         if path == STDIN:
             return sys.stdin.buffer, (OSError,)

@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 import orjson
 
-from .indexed_dataset import WriterState
-from .inputs import STDIN, Part
+from megalite.data.indexed_dataset import WriterState
+from megalite.data.inputs import STDIN, Part
 
 
 class Place(NamedTuple):
@@ -47,7 +47,7 @@ class RunState:
     """The small file that an unfinished run leaves beside its partial output."""
 
     def __init__(self, output_prefix: str, inputs: Sequence[Part], recipe: dict[str, object]) -> None:
-        """``recipe``: everything but the inputs that decides the output."""
+        """`recipe`: everything but the inputs that decides the output."""
         self.path = Path(f"{output_prefix}.progress.json")
         self._resumable = all(part.path != STDIN for part in inputs)
         files = [_stamp(part) for part in inputs] if self._resumable else []
@@ -67,7 +67,7 @@ class RunState:
             return None
 
     def save(self, checkpoint: Checkpoint) -> None:
-        """Replace the file by ``checkpoint``, whose output must have reached the files before."""
+        """Replace the file by `checkpoint`, whose output must have reached the files before."""
         content = orjson.dumps(
             {
                 "run": self.run,

@@ -6,10 +6,10 @@ import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from .documents import parse_document
-from .errors import DataError
-from .inputs import Part
-from .records import read_records
+from megalite.data.documents import parse_document
+from megalite.data.errors import DataError
+from megalite.data.inputs import Part
+from megalite.data.records import read_records
 
 EOD_TOKEN = "<|endoftext|>"
 CORPUS = "corpus.jsonl"
@@ -17,10 +17,10 @@ TOKENIZER = "tokenizer.json"
 
 
 def prepare_sample(source: Path, folder: Path, vocab_size: int) -> list[str]:
-    """Fill ``folder`` with the corpus and its tokenizer where they are missing; returns the names of what
+    """Fill `folder` with the corpus and its tokenizer where they are missing; returns the names of what
     was made.
 
-    The tokenizer depends on the corpus and ``vocab_size`` only.
+    The tokenizer depends on the corpus and `vocab_size` only.
     """
     if not source.is_file():
         raise DataError(f"{source}: the sample corpus is not there; is this a full checkout?")
@@ -38,8 +38,8 @@ def prepare_sample(source: Path, folder: Path, vocab_size: int) -> list[str]:
 
 
 def train_tokenizer(corpus: Path, path: Path, vocab_size: int) -> None:
-    """Train a byte-level BPE of ``vocab_size`` ids, the last of them end of document, and save it as
-    ``path``.
+    """Train a byte-level BPE of `vocab_size` ids, the last of them end of document, and save it as
+    `path`.
     """
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 

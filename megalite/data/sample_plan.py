@@ -12,9 +12,8 @@ from typing import NamedTuple
 import numpy as np
 
 from megalite import _C
-
-from .errors import DataError
-from .indexed_dataset import IndexedDataset
+from megalite.data.errors import DataError
+from megalite.data.indexed_dataset import IndexedDataset
 
 INDEX_LIMIT_BYTES = 1 << 38
 
@@ -66,7 +65,7 @@ class SampleIndex(NamedTuple):
 def plan_samples(
     dataset: IndexedDataset, documents: tuple[int, int], seq_length: int, seed: int, requested: int | None
 ) -> SamplePlan:
-    """The smallest number of epochs that holds ``requested`` samples; one epoch for None.
+    """The smallest number of epochs that holds `requested` samples; one epoch for None.
 
     Raises DataError when samples are requested but the documents hold no token at all.
     """
@@ -110,7 +109,7 @@ def shuffle_index_dtype(plan: SamplePlan) -> type[np.integer]:
 
 
 def fill_sample_index(dataset: IndexedDataset, plan: SamplePlan, arrays: SampleIndex) -> None:
-    """Build ``plan`` into arrays made by the caller."""
+    """Build `plan` into arrays made by the caller."""
     shuffler = _C.LegacyShuffler(plan.seed)
     _C.fill_document_index(
         arrays.document_index, plan.first, plan.last, plan.epochs, plan.separate_final_epoch, shuffler
@@ -120,7 +119,7 @@ def fill_sample_index(dataset: IndexedDataset, plan: SamplePlan, arrays: SampleI
 
 
 def build_sample_index(dataset: IndexedDataset, plan: SamplePlan) -> SampleIndex:
-    """The arrays of ``plan`` in memory."""
+    """The arrays of `plan` in memory."""
     arrays = SampleIndex(
         np.empty(plan.document_count, dtype=np.int32),
         np.empty((plan.samples + 1, 2), dtype=sample_index_dtype(plan)),

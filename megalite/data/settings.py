@@ -24,7 +24,7 @@ class DataFlags:
 
     @staticmethod
     def of(args: argparse.Namespace) -> DataFlags:
-        """From the flags that ``add_data_flags`` added."""
+        """From the flags that `add_data_flags` added."""
         return DataFlags(
             tuple(args.data_path),
             tuple(args.train_data_path),

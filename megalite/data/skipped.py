@@ -1,4 +1,4 @@
-"""The list of input that was skipped under ``--on-error skip``, one JSON line each."""
+"""The list of input that was skipped under `--on-error skip`, one JSON line each."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import orjson
 
-from .errors import DataError
+from megalite.data.errors import DataError
 
 
 class Skip(NamedTuple):
@@ -29,7 +29,7 @@ class SkippedList:
     """
 
     def __init__(self, output_prefix: str, resume: tuple[int, int]) -> None:
-        """``resume``: (count, bytes) of an interrupted run's list to keep."""
+        """`resume`: (count, bytes) of an interrupted run's list to keep."""
         self.path = Path(f"{output_prefix}.skipped.jsonl")
         self._partial = self.path.with_name(f"{self.path.name}.partial")
         self.count, size = resume

@@ -5,8 +5,7 @@ from __future__ import annotations
 from itertools import accumulate
 
 from megalite.config.blend import parse_split
-
-from .errors import DataError
+from megalite.data.errors import DataError
 
 SPLIT_NAMES = ("train", "valid", "test")
 Share = tuple[float, float]  # [low, high) of the documents, as fractions
@@ -15,7 +14,7 @@ WHOLE: Share = (0.0, 1.0)
 
 
 def split_shares(text: str) -> list[Share | None]:
-    """``"969, 30, 1"`` -> the interval of each split; None where the width is zero. Raises DataError."""
+    """`"969, 30, 1"` -> the interval of each split; None where the width is zero. Raises DataError."""
     try:
         widths = parse_split(text)
     except ValueError as error:
@@ -28,5 +27,5 @@ def split_shares(text: str) -> list[Share | None]:
 
 
 def document_range(share: Share, documents: int) -> tuple[int, int]:
-    """First and one-past-last document of ``share``; halves round to even, as in Megatron-LM."""
+    """First and one-past-last document of `share`; halves round to even, as in Megatron-LM."""
     return round(share[0] * float(documents)), min(documents, round(share[1] * float(documents)))

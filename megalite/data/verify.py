@@ -8,9 +8,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .dataset_info import DatasetInfo, read_info
-from .errors import DataError
-from .indexed_dataset import IndexedDataset, open_dataset
+from megalite.data.dataset_info import DatasetInfo, read_info
+from megalite.data.errors import DataError
+from megalite.data.indexed_dataset import IndexedDataset, open_dataset
 
 CHUNK_TOKENS = 1 << 22
 
@@ -29,7 +29,7 @@ def verify(prefix: str, vocab_size: int | None = None) -> Summary:
     """Read all of a dataset: offsets, lengths and boundaries, every id, the checksum and counts of its
     description.
 
-    ``vocab_size``: by default the description's. Raises DataError at the first fault.
+    `vocab_size`: by default the description's. Raises DataError at the first fault.
     """
     dataset = open_dataset(prefix)  # checks every offset, length and boundary
     info = read_info(prefix)

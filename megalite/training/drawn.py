@@ -15,7 +15,7 @@ class Drawn:
     """
 
     def __init__(self, dataset: Dataset, consumed_samples: int, before: Mapping[str, int] | None) -> None:
-        """``before``: the counts of the checkpoint at ``consumed_samples``; None when it has none."""
+        """`before`: the counts of the checkpoint at `consumed_samples`; None when it has none."""
         self._source = dataset.samples
         self._start = self._source.consumed(consumed_samples)
         self._before = dict(self._start if before is None else before)

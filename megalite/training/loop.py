@@ -60,7 +60,7 @@ def train(
 ) -> Progress:
     """Optimizer steps until the run is complete or asked to stop; returns how far it came.
 
-    ``drawn_before``: samples of each dataset until ``progress``, None when that is not known.
+    `drawn_before`: samples of each dataset until `progress`, None when that is not known.
     """
     config, topology = trainer.config, trainer.topology
     last = last_iteration(config, progress)

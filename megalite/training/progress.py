@@ -57,7 +57,7 @@ _DECIDES_TENSORS = (
 
 
 def save_progress(trainer: Trainer, progress: Progress, drawn: Mapping[str, int]) -> str:
-    """Write a checkpoint below ``--save`` and return a line about it; ``drawn``: training samples by dataset.
+    """Write a checkpoint below `--save` and return a line about it; `drawn`: training samples by dataset.
     A collective.
     """
     config = trainer.config
@@ -87,11 +87,11 @@ class Resumed(NamedTuple):
 
 
 def load_progress(trainer: Trainer) -> Resumed:
-    """Fill the model, and unless told otherwise the optimizer, from the newest checkpoint below ``--load``. A
+    """Fill the model, and unless told otherwise the optimizer, from the newest checkpoint below `--load`. A
     collective.
 
-    Without a checkpoint training starts anew, unless ``--exit-on-missing-checkpoint`` makes that a
-    TrainingError. ``--finetune`` takes only the weights; without the optimizer's state they are converted to
+    Without a checkpoint training starts anew, unless `--exit-on-missing-checkpoint` makes that a
+    TrainingError. `--finetune` takes only the weights; without the optimizer's state they are converted to
     this run's dtype.
     """
     config = trainer.config
@@ -174,6 +174,6 @@ def _differences(saved: dict[str, Any], config: Config) -> list[str]:
 
 
 def _with_length(settings: dict[str, Any]) -> dict[str, Any]:
-    """``settings`` and, in samples, how long a run they describe."""
+    """`settings` and, in samples, how long a run they describe."""
     by_iterations = (settings["train_iters"] or 0) * settings["global_batch_size"]
     return {**settings, "samples_of_the_run": settings["train_samples"] or by_iterations}

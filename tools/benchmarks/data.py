@@ -48,7 +48,7 @@ class Row:
 
 
 def least(rounds: int, *tasks: Callable[[], object]) -> list[float]:
-    """CPU seconds of each task, the least of ``rounds`` in which they take turns."""
+    """CPU seconds of each task, the least of `rounds` in which they take turns."""
     best = [float("inf")] * len(tasks)
     for _ in range(rounds):
         for i, task in enumerate(tasks):
@@ -67,7 +67,7 @@ def megatron_helpers() -> Any:
 
 
 def write_lengths(prefix: Path, documents: int, mean: int) -> str:
-    """A dataset with lengths drawn around ``mean``; each document is zeros and then EOD."""
+    """A dataset with lengths drawn around `mean`; each document is zeros and then EOD."""
     lengths = np.random.default_rng(0).integers(1, 2 * mean, documents).astype(np.int32)
     with DatasetWriter(str(prefix), "uint16", sync=False) as writer:
         writer.add_sequences(lengths)
@@ -81,7 +81,7 @@ def write_lengths(prefix: Path, documents: int, mean: int) -> str:
 
 
 def index_build(prefix: str, epochs: int, rounds: int, helpers: Any) -> Row:
-    """The three index arrays of ``epochs`` epochs; the peer's are the steps of Megatron-LM's GPTDataset."""
+    """The three index arrays of `epochs` epochs; the peer's are the steps of Megatron-LM's GPTDataset."""
     dataset = open_dataset(prefix)
     documents = dataset.sequences
     wanted = None if epochs == 1 else int((epochs - 0.1) * dataset.tokens / SEQ)

@@ -9,8 +9,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from megalite import _C
-
-from ..errors import DataError
+from megalite.data.errors import DataError
 
 
 class Tokenizer(ABC):
@@ -37,7 +36,7 @@ class Tokenizer(ABC):
 
     @abstractmethod
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of ``ids``."""
+        """The text of `ids`."""
 
     def encode_flat(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
         """Ids of all texts in a row and the number of each: int32 (tokens,), int32 (texts,)."""

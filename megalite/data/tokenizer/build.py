@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from ..errors import DataError
-from .base import Tokenizer
-from .byte_level import ByteLevelTokenizer
-from .huggingface import load_gpt2_bpe, load_tokenizer_json
-from .null import NullTokenizer
-from .sentencepiece import SentencePieceTokenizer
-from .tiktoken import DEFAULT_SPECIAL_TOKENS, TikTokenizer
+from megalite.data.errors import DataError
+from megalite.data.tokenizer.base import Tokenizer
+from megalite.data.tokenizer.byte_level import ByteLevelTokenizer
+from megalite.data.tokenizer.huggingface import load_gpt2_bpe, load_tokenizer_json
+from megalite.data.tokenizer.null import NullTokenizer
+from megalite.data.tokenizer.sentencepiece import SentencePieceTokenizer
+from megalite.data.tokenizer.tiktoken import DEFAULT_SPECIAL_TOKENS, TikTokenizer
 
 
 class TokenizerSettings(Protocol):
@@ -49,12 +49,12 @@ def build_tokenizer(
     allow_special_tokens: bool = False,
     workers: int = 1,
 ) -> Tokenizer:
-    """The tokenizer of ``settings``.
+    """The tokenizer of `settings`.
 
-    ``vocab_size``: of NullTokenizer and of TikTokenizer's JSON vocabularies. ``eod_token``: the
-    end-of-document token's text where the tokenizer does not say. ``add_special_tokens``: what a Hugging
-    Face tokenizer itself adds to each text, such as a beginning-of-sequence token. ``allow_special_tokens``:
-    text that spells a special token becomes that token. ``workers``: threads of one batch, where the library
+    `vocab_size`: of NullTokenizer and of TikTokenizer's JSON vocabularies. `eod_token`: the
+    end-of-document token's text where the tokenizer does not say. `add_special_tokens`: what a Hugging
+    Face tokenizer itself adds to each text, such as a beginning-of-sequence token. `allow_special_tokens`:
+    text that spells a special token becomes that token. `workers`: threads of one batch, where the library
     does not share one pool among all. Raises DataError.
     """
     kind = ALIASES.get(settings.tokenizer_type, settings.tokenizer_type)

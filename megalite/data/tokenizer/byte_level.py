@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from .base import Tokenizer, identity_of
+from megalite.data.tokenizer.base import Tokenizer, identity_of
 
 
 class ByteLevelTokenizer(Tokenizer):

@@ -11,16 +11,16 @@ from typing import Any
 import numpy as np
 import orjson
 
-from ..errors import DataError
-from .base import Tokenizer
-from .huggingface import HuggingFaceTokenizer
+from megalite.data.errors import DataError
+from megalite.data.tokenizer.base import Tokenizer
+from megalite.data.tokenizer.huggingface import HuggingFaceTokenizer
 
 # NFC is not: the two libraries order marks of Unicode 14 differently (0.10 and tokenizers 0.23 at U+1AC1).
 EQUAL_NORMALIZERS = {"Prepend", "Replace"}
 
 
 class GigatokenEngine(Tokenizer):
-    """Encodes as ``reference`` does; everything else is the reference's own.
+    """Encodes as `reference` does; everything else is the reference's own.
 
     The two libraries may know different versions of Unicode, and so split text differently at the newest
     letters (0.10 and tokenizers 0.23 do, at 4,657 of them). Text with a character that Python does not know

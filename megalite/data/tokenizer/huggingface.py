@@ -1,4 +1,4 @@
-"""Tokenizers of the Hugging Face ``tokenizers`` library: a ``tokenizer.json``, or GPT-2's vocabulary and
+"""Tokenizers of the Hugging Face `tokenizers` library: a `tokenizer.json`, or GPT-2's vocabulary and
 merges.
 """
 
@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 import orjson
 
-from ..errors import DataError
-from .base import Tokenizer, identity_of
+from megalite.data.errors import DataError
+from megalite.data.tokenizer.base import Tokenizer, identity_of
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as Library
@@ -21,7 +21,7 @@ USUAL_EOD = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|end▁of▁
 
 
 class HuggingFaceTokenizer(Tokenizer):
-    """A pipeline of the ``tokenizers`` library; padding and truncation, if the file asks for them, are
+    """A pipeline of the `tokenizers` library; padding and truncation, if the file asks for them, are
     switched off.
     """
 
@@ -73,7 +73,7 @@ class HuggingFaceTokenizer(Tokenizer):
 def load_tokenizer_json(
     model: str, eod_token: str | None, add_special_tokens: bool, allow_special_tokens: bool
 ) -> HuggingFaceTokenizer:
-    """``model``: a tokenizer.json or the folder that holds it; never downloaded."""
+    """`model`: a tokenizer.json or the folder that holds it; never downloaded."""
     from tokenizers import Tokenizer as Library
 
     path = Path(model)

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..errors import DataError
-from .base import Tokenizer
+from megalite.data.errors import DataError
+from megalite.data.tokenizer.base import Tokenizer
 
 
 class NullTokenizer(Tokenizer):
     """Reads ids as written; nothing is tokenised."""
 
     def __init__(self, vocab_size: int | None, eod: int | None) -> None:
-        """``eod``: by default the last id, as in recent Megatron-LM."""
+        """`eod`: by default the last id, as in recent Megatron-LM."""
         if vocab_size is None or vocab_size < 1:
             raise DataError(f"--vocab-size {vocab_size}: NullTokenizer needs a vocabulary size of 1 or more")
         self.vocab_size = vocab_size

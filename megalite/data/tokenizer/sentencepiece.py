@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from ..errors import DataError
-from .base import Tokenizer, identity_of
+from megalite.data.errors import DataError
+from megalite.data.tokenizer.base import Tokenizer, identity_of
 
 
 class SentencePieceTokenizer(Tokenizer):
-    """A ``.model`` file; pieces that are control symbols, such as ``</s>``, are never made from text."""
+    """A `.model` file; pieces that are control symbols, such as `</s>`, are never made from text."""
 
     def __init__(self, model: str, eod_token: str | None, workers: int) -> None:
         try:

@@ -1,4 +1,4 @@
-"""tiktoken vocabularies: rank files (``base64 rank`` a line, as for cl100k), or Mistral-style JSON lists of
+"""tiktoken vocabularies: rank files (`base64 rank` a line, as for cl100k), or Mistral-style JSON lists of
 tokens.
 """
 
@@ -11,8 +11,8 @@ from pathlib import Path
 
 import orjson
 
-from ..errors import DataError
-from .base import Tokenizer, identity_of
+from megalite.data.errors import DataError
+from megalite.data.tokenizer.base import Tokenizer, identity_of
 
 # The split patterns are facts of the vocabularies that were trained with them.
 _CONTRACTIONS = r"'(?:[sdmt]|ll|ve|re)"
@@ -56,7 +56,7 @@ class TikTokenizer(Tokenizer):
         allow_special_tokens: bool,
         workers: int,
     ) -> None:
-        """``pattern``, ``special_tokens``, ``vocab_size``: of JSON vocabularies; "v2", 1000 and 131,072 as
+        """`pattern`, `special_tokens`, `vocab_size`: of JSON vocabularies; "v2", 1000 and 131,072 as
         in Megatron-LM.
         """
         try:
