@@ -200,14 +200,18 @@ cross_entropy_backward_ = register(
 )
 
 
+def all_gather(part: Tensor, group: ProcessGroup | None) -> Tensor:
+    """The ranks' parts one after another on dim 0."""
+    if group is None or group.size() == 1:
+        return part
+    gathered = part.new_empty((group.size() * part.shape[0], *part.shape[1:]))
+    _all_gather(gathered, part.contiguous(), group=group)
+    return gathered
+
+
 def exchange(stats: Tensor, group: ProcessGroup | None) -> Tensor:
     """Statistics of all shards, (ranks, 4, *target): the one message of the operation."""
-    if group is None or group.size() == 1:
-        return stats.unsqueeze(0)
-    # Gloo wants the shards one after another on dim 0, not stacked on a new one.
-    gathered = stats.new_empty((group.size() * stats.shape[0], *stats.shape[1:]))
-    _all_gather(gathered, stats, group=group)
-    return gathered.unflatten(0, (group.size(), -1))
+    return all_gather(stats, group).unflatten(0, (-1, stats.shape[0]))
 
 
 def combine(

@@ -1,20 +1,25 @@
 """The language-model head with its cross-entropy, a chunk of tokens at a time: never are all logits held.
 
-Forward keeps the losses, two fp32 numbers a token and the last chunk's logits; backward makes each other
-chunk's logits again (a third more products in the head), turns them into their gradient in place, and adds to
-the weight's gradient in fp32. The statistics of all chunks travel over the tensor-parallel group in one
-message.
+A chunk's logits become, in place, their own gradient as soon as its statistics are known, and that gives the
+gradients of the hidden states and of the weight at once: three products, as without fusion, all in the
+forward pass. What waits for backward is the hidden states' gradient alone, as large as the hidden states. The
+loss is a sum over tokens, so its gradient is one number. Where that number is known beforehand (in training
+the loss scale over the global batch's tokens) the weight's gradient goes straight into the main gradient;
+otherwise an fp32 copy of it is held until backward.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from megalite.kernels.cross_entropy import (
+    all_gather,
     combine,
     cross_entropy_backward_,
     cross_entropy_reference,
@@ -24,12 +29,23 @@ from megalite.kernels.cross_entropy import (
 from megalite.kernels.dispatch import choose, statistics_dtype
 
 DEFAULT_BUDGET = 512 * 2**20  # bytes of logits at once: large enough that the products run at full speed
+# torch 2.13 gave this a new name and warns of the old one, the only one that 2.11 has.
+_reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
+
+class _WeightGradients(Protocol):
+    def compute(self, work: Callable[[], None]) -> None:
+        """Do `work` now, or when the schedule asks for weight gradients."""
 
 
 class GradientSink(Protocol):
     """Where a weight's gradient is collected: added to `main_grad`, then `ready` is called."""
 
     main_grad: Tensor
+
+    @property
+    def weight_gradients(self) -> _WeightGradients:
+        """When work on weight gradients is done."""
 
     def ready(self) -> None:
         """Tell the owner that the gradient is complete."""
@@ -43,11 +59,10 @@ def linear_cross_entropy_reference(
     ignore_index: int = -100,
     label_smoothing: float = 0.0,
     z_loss: float = 0.0,
-    bias: Tensor | None = None,
 ) -> Tensor:
-    """The per-token loss with an unsplit weight, in plain differentiable torch."""
-    logits = torch.nn.functional.linear(hidden, weight, bias)
-    return cross_entropy_reference(logits, target, vocab_size, ignore_index, label_smoothing, z_loss)
+    """The summed loss with an unsplit weight, in plain differentiable torch."""
+    logits = torch.nn.functional.linear(hidden, weight)
+    return cross_entropy_reference(logits, target, vocab_size, ignore_index, label_smoothing, z_loss).sum()
 
 
 def chunk_rows(tokens: int, columns: int, itemsize: int, budget: int) -> int:
@@ -58,60 +73,99 @@ def chunk_rows(tokens: int, columns: int, itemsize: int, budget: int) -> int:
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
+    """With a group: f (all-reduce of the hidden states' gradient), or with sequence shards all-gather of the
+    hidden states and reduce-scatter of their gradient, a chunk at a time.
+    """
+
     @staticmethod
     def forward(
-        ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor, vocab_start: int,
-        vocab_size: int, group: ProcessGroup | None, ignore_index: int, label_smoothing: float, z_loss: float,
-        rows: int, sink: GradientSink | None, backend: str,
+        ctx: Any, hidden: Tensor, weight: Tensor, target: Tensor, loss_grad: Tensor | None,
+        vocab_start: int, vocab_size: int, group: ProcessGroup | None, shards: int, ignore_index: int,
+        label_smoothing: float, z_loss: float, rows: int, sink: GradientSink | None, training: bool,
+        backend: str,
     ) -> Tensor:  # fmt: skip
-        statistics = []
-        logits = None
-        for part, ids in zip(hidden.split(rows), target.split(rows), strict=True):
-            logits = torch.nn.functional.linear(part, weight, bias)
-            statistics.append(
-                cross_entropy_statistics(
-                    logits, ids, vocab_start, vocab_size, ignore_index, label_smoothing > 0, backend
-                )
+        wide = statistics_dtype(weight.dtype)
+        upstream = torch.ones((), dtype=wide, device=hidden.device)
+        if loss_grad is not None:
+            upstream = loss_grad.to(wide).reshape(())
+        wants_hidden, wants_weight = (training and needed for needed in ctx.needs_input_grad[:2])
+        grad_hidden = torch.empty_like(hidden) if wants_hidden else None
+        grad_weight = None
+        if wants_weight and sink is not None:
+            grad_weight = sink.main_grad.view(weight.shape)
+        elif wants_weight:
+            grad_weight = torch.zeros(weight.shape, dtype=wide, device=weight.device)
+        total = torch.zeros((), dtype=wide, device=hidden.device)
+        ids_of_shards = target.view(shards, -1)
+        reduction: tuple[dist.Work, Tensor] | None = None
+        for start in range(0, hidden.shape[0], rows):
+            part = hidden[start : start + rows]
+            ids = ids_of_shards[:, start : start + rows].reshape(-1)
+            if shards > 1:
+                part = all_gather(part, group)
+            logits = torch.nn.functional.linear(part, weight)
+            stats = cross_entropy_statistics(
+                logits, ids, vocab_start, vocab_size, ignore_index, label_smoothing > 0, backend
             )
-        shards = exchange(torch.cat(statistics, -1), group)
-        loss, normaliser = combine(shards, target, vocab_size, ignore_index, label_smoothing, z_loss)
-        ctx.save_for_backward(hidden, weight, bias, target, normaliser)
-        ctx.constants = (vocab_start, vocab_size, ignore_index, label_smoothing, z_loss, backend)
-        ctx.rows, ctx.sink = rows, sink
-        ctx.last_logits = logits if any(ctx.needs_input_grad) else None
-        return loss
+            loss, normaliser = combine(
+                exchange(stats, group), ids, vocab_size, ignore_index, label_smoothing, z_loss
+            )
+            total = total + loss.sum()
+            if grad_hidden is None and grad_weight is None:
+                continue
+            cross_entropy_backward_(
+                upstream.expand(ids.shape), logits, ids, normaliser, vocab_start, vocab_size, ignore_index,
+                label_smoothing, z_loss, backend,
+            )  # fmt: skip
+            if grad_hidden is not None:
+                _finish(reduction)
+                reduction = _start_product(logits, weight, grad_hidden[start : start + rows], group, shards)
+            if grad_weight is not None:
+                _accumulate(grad_weight, logits.t(), part)
+        _finish(reduction)
+        held = None if sink is not None else grad_weight
+        ctx.save_for_backward(grad_hidden, held, upstream)
+        ctx.sink = sink if wants_weight else None
+        ctx.known, ctx.dtype, ctx.spent = loss_grad is not None, weight.dtype, False
+        return total
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        hidden, weight, bias, target, normaliser = ctx.saved_tensors
-        wide = statistics_dtype(weight.dtype)
-        grad_hidden = torch.empty_like(hidden) if ctx.needs_input_grad[0] else None
-        grad_bias = None if bias is None else torch.zeros(bias.shape, dtype=wide, device=bias.device)
-        grad_weight = None
+        grad_hidden, grad_weight, upstream = ctx.saved_tensors
         if ctx.sink is not None:
-            grad_weight = ctx.sink.main_grad.view(weight.shape)
-        elif ctx.needs_input_grad[1]:
-            grad_weight = torch.zeros(weight.shape, dtype=wide, device=weight.device)
-        for start in reversed(range(0, hidden.shape[0], ctx.rows)):
-            chunk = slice(start, start + ctx.rows)
-            # The last chunk's logits are still there at the first backward.
-            logits, ctx.last_logits = ctx.last_logits, None
-            if logits is None:
-                logits = torch.nn.functional.linear(hidden[chunk], weight, bias)
-            cross_entropy_backward_(
-                grad[chunk], logits, target[chunk], normaliser[:, chunk].contiguous(), *ctx.constants
-            )
-            if grad_hidden is not None:
-                torch.mm(logits, weight, out=grad_hidden[chunk])
-            if grad_weight is not None:
-                _accumulate(grad_weight, logits.t(), hidden[chunk])
-            if grad_bias is not None:
-                grad_bias += logits.sum(0, dtype=wide)
-        returned = None if grad_weight is None or ctx.sink is not None else grad_weight.to(weight.dtype)
-        if ctx.sink is not None:
-            ctx.sink.ready()
-        return grad_hidden, returned, None if grad_bias is None else grad_bias.to(weight.dtype), *(None,) * 10
+            if ctx.spent:
+                raise RuntimeError("the weight's gradient was counted already; run the forward again")
+            ctx.spent = True
+            ctx.sink.weight_gradients.compute(ctx.sink.ready)
+        factor = grad
+        if ctx.known:
+            # The weight's gradient has been added with what was promised; another would make it silently wrong.
+            kept = (grad - upstream).abs() <= 1e-6 * upstream.abs()
+            factor = torch.where(kept, torch.ones_like(grad), torch.nan)
+        return (
+            None if grad_hidden is None else grad_hidden * factor.to(grad_hidden.dtype),
+            None if grad_weight is None else (grad_weight * factor).to(ctx.dtype),
+            *(None,) * 13,
+        )
+
+
+def _start_product(
+    logits: Tensor, weight: Tensor, out: Tensor, group: ProcessGroup | None, shards: int
+) -> tuple[dist.Work, Tensor] | None:
+    """Begin to write `logits @ weight`, summed over the group, or this rank's shard of that, to `out`."""
+    if shards > 1:
+        partial = logits @ weight
+        return _reduce_scatter(out, partial, group=group, async_op=True), partial
+    torch.mm(logits, weight, out=out)
+    if group is None or group.size() == 1:
+        return None
+    return dist.all_reduce(out, group=group, async_op=True), out
+
+
+def _finish(reduction: tuple[dist.Work, Tensor] | None) -> None:
+    if reduction is not None:
+        reduction[0].wait()
 
 
 def _accumulate(total: Tensor, left: Tensor, right: Tensor) -> None:
@@ -133,33 +187,42 @@ def linear_cross_entropy(
     group: ProcessGroup | None = None,
     ignore_index: int = -100,
     *,
-    bias: Tensor | None = None,
+    sequence_parallel: bool = False,
     label_smoothing: float = 0.0,
     z_loss: float = 0.0,
     budget: int = DEFAULT_BUDGET,
+    loss_grad: Tensor | None = None,
     sink: GradientSink | None = None,
     backend: str | None = None,
 ) -> Tensor:
-    """`vocab_parallel_cross_entropy(hidden @ weight.T + bias, ...)`, `budget` bytes of logits at once.
+    """`vocab_parallel_cross_entropy(hidden @ weight.T, ..., reduction="sum")`, `budget` bytes of logits at once.
 
-    hidden: (..., hidden_size), the same on every rank of `group`; weight: (local columns, hidden_size), this
-    rank's rows of the head; target: (...). The loss of each token, fp32 (fp64 for fp64), is the same on every
-    rank; the gradient of hidden is this rank's part of a sum over the group, as that of any column-parallel
-    layer. The weight's gradient is summed in fp32 over the chunks: into `sink.main_grad` if given, else for
-    autograd. Raises ValueError where shapes do not fit.
+    hidden: (seq, ..., hidden_size), the same on every rank of `group`, or this rank's shard (seq / ranks, ...)
+    with `sequence_parallel`; weight: (local columns, hidden_size), this rank's rows of the head; target:
+    (seq, ...). Returns a scalar, fp32 (fp64 for fp64), the same on every rank; the gradient of hidden is that
+    of the whole group.
+
+    The weight's gradient is summed in fp32 over the chunks, for autograd or into `sink.main_grad`. The latter
+    happens in the forward pass, so the gradient of the result must be promised by `loss_grad`, a scalar; when
+    backward brings another, the gradient of hidden is NaN. Raises ValueError where arguments do not fit.
     """
     if weight.dim() != 2 or hidden.shape[-1] != weight.shape[1]:
         raise ValueError(f"weight {tuple(weight.shape)} must be (local columns, {hidden.shape[-1]})")
-    if target.shape != hidden.shape[:-1]:
+    shards = group.size() if sequence_parallel and group is not None else 1
+    if target.shape != (hidden.shape[0] * shards, *hidden.shape[1:-1]):
         raise ValueError(
-            f"target has shape {tuple(target.shape)}, but hidden {tuple(hidden.shape)} needs one id a row"
+            f"target has shape {tuple(target.shape)}, but hidden {tuple(hidden.shape)} "
+            f"{f'on each of {shards} ranks ' if shards > 1 else ''}needs one id a row"
         )
     if budget <= 0:
         raise ValueError(f"budget is {budget} bytes; it must be positive")
+    if (sink is None) != (loss_grad is None):
+        raise ValueError("sink and loss_grad go together: what is added to a main gradient must be final")
     flat = hidden.reshape(-1, hidden.shape[-1])
-    rows = chunk_rows(flat.shape[0], weight.shape[0], weight.element_size(), budget)
+    rows = -(-chunk_rows(target.numel(), weight.shape[0], weight.element_size(), budget) // shards)
+    training = torch.is_grad_enabled()
     loss: Tensor = _LinearCrossEntropy.apply(
-        flat, weight, bias, target.reshape(-1), vocab_start, vocab_size, group, ignore_index, label_smoothing,
-        z_loss, rows, sink, choose(hidden, backend),
+        flat, weight, target.reshape(-1), loss_grad, vocab_start, vocab_size, group, shards, ignore_index,
+        label_smoothing, z_loss, rows, sink, training, choose(hidden, backend),
     )  # fmt: skip
-    return loss.view(target.shape)
+    return loss

@@ -122,8 +122,8 @@ WITHOUT_EFFECT = {
     "--ddp-average-in-collective": "gradients are summed, the loss being divided by the global token count",
     "--cp-comm-type": "there is no context parallelism",
     "--no-gradient-accumulation-fusion --no-masked-softmax-fusion --no-bias-gelu-fusion "
-    "--no-bias-swiglu-fusion --no-bias-dropout-fusion --no-rope-fusion --no-persist-layer-norm "
-    "--cross-entropy-loss-fusion --cross-entropy-fusion-impl": "kernels are chosen by the device",
+    "--no-bias-swiglu-fusion --no-bias-dropout-fusion --no-rope-fusion "
+    "--no-persist-layer-norm": "kernels are chosen by the device",
     "--num-dataset-builder-threads": "index building chooses its threads",
     "--tokenizer-hf-no-include-special-tokens": "text is encoded before training",
     "--tensorboard-queue-size --timing-log-option": "not needed",

@@ -12,8 +12,8 @@ import torch
 from torch import nn
 
 from megalite.accelerator import to_device
-from megalite.config import ModelConfig, padded_vocab_size
-from megalite.kernels import rotary_table, vocab_parallel_cross_entropy
+from megalite.config import LossConfig, ModelConfig, padded_vocab_size
+from megalite.kernels import linear_cross_entropy, rotary_table, vocab_parallel_cross_entropy
 from megalite.model.attention import Attention, Rotation, Sequences
 from megalite.model.core_attention import Documents
 from megalite.model.dropout import ATTENTION_BRANCH, EMBEDDING_SITE, MLP_BRANCH, Dropout, dropout_site
@@ -21,7 +21,7 @@ from megalite.model.mlp import MLP
 from megalite.model.norm import make_norm
 from megalite.parallel.embedding import vocab_parallel_embedding
 from megalite.parallel.linear import column_linear
-from megalite.parallel.params import ParameterFactory, record_of
+from megalite.parallel.params import ParameterFactory, record_of, sink_of
 
 IGNORED = -100  # label of a position that is out of the loss
 
@@ -107,24 +107,51 @@ class Embedding(nn.Module):
 class Head(nn.Module):
     """Final norm, then logits over the vocabulary."""
 
-    def __init__(self, config: ModelConfig, make: ParameterFactory, weight: nn.Parameter):
+    def __init__(
+        self, config: ModelConfig, make: ParameterFactory, weight: nn.Parameter, loss_config: LossConfig
+    ):
         super().__init__()
         self.axis, self.sequence_parallel = make.topology.tp, make.sequence_parallel
         self.vocab_size = config.vocab_size
         self.norm = make_norm(config, make.within("final_norm"))
         self.weight = weight
+        self.loss_config = loss_config
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x: (seq, batch, hidden) or its sequence shard -> this rank's columns, (seq, batch, vocab / tp)."""
         return column_linear(self.norm(x), self.weight, None, self.axis, self.sequence_parallel)
 
-    def loss(self, x: torch.Tensor, labels: torch.Tensor, loss_mask: torch.Tensor) -> torch.Tensor:
-        """Cross-entropy summed over the positions whose mask is not 0; labels and mask (batch, seq)."""
+    def loss(
+        self,
+        x: torch.Tensor,
+        labels: torch.Tensor,
+        loss_mask: torch.Tensor,
+        loss_grad: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Cross-entropy summed over the positions whose mask is not 0; labels and mask (batch, seq).
+
+        In training with label smoothing and z-loss. `loss_grad`: what backward will hand in, if known.
+        """
+        config = self.loss_config
         target = labels.masked_fill(loss_mask == 0, IGNORED).t()  # (seq, batch)
-        start = record_of(self.weight).offset
-        return vocab_parallel_cross_entropy(
-            self(x), target, start, self.vocab_size, self.axis.group, IGNORED
-        ).sum()
+        place = (target, record_of(self.weight).offset, self.vocab_size, self.axis.group, IGNORED)
+        smoothing, z_loss = (config.label_smoothing, config.z_loss_coeff) if self.training else (0.0, 0.0)
+        if config.cross_entropy_fusion_impl == "native":
+            logits = self(x)
+            losses = vocab_parallel_cross_entropy(logits, *place, label_smoothing=smoothing, z_loss=z_loss)
+            return losses.sum()
+        sink = None if loss_grad is None else sink_of(self.weight)
+        return linear_cross_entropy(
+            self.norm(x),
+            self.weight,
+            *place,
+            sequence_parallel=self.sequence_parallel,
+            label_smoothing=smoothing,
+            z_loss=z_loss,
+            budget=max(1, int(config.cross_entropy_chunk_mib * 2**20)),
+            loss_grad=None if sink is None else loss_grad,
+            sink=sink,
+        )
 
 
 @dataclass(frozen=True)
@@ -145,7 +172,12 @@ class GPTStage(nn.Module):
     """
 
     def __init__(
-        self, config: ModelConfig, make: ParameterFactory, place: StagePlace, tables: VocabularyTables
+        self,
+        config: ModelConfig,
+        make: ParameterFactory,
+        place: StagePlace,
+        tables: VocabularyTables,
+        loss: LossConfig,
     ):
         super().__init__()
         self.embedding = (
@@ -154,7 +186,7 @@ class GPTStage(nn.Module):
         self.layers = nn.ModuleList(
             Block(config, make.within(f"layers.{index}"), index) for index in place.layers
         )
-        self.head = Head(config, make, tables.head) if place.last and tables.head is not None else None
+        self.head = Head(config, make, tables.head, loss) if place.last and tables.head is not None else None
         self._rotary: Rotation | None = None
         if config.position_embedding_type == "rope":
             rotary_dim = int(config.kv_channels * config.rotary_percent)
@@ -162,9 +194,14 @@ class GPTStage(nn.Module):
             wide = torch.promote_types(make.dtype, torch.float32)
             self._rotary = rotary_table(positions, rotary_dim, config.rotary_base, wide)
 
-    def forward(self, batch: Tokens, hidden: torch.Tensor | None) -> torch.Tensor:
+    def forward(
+        self, batch: Tokens, hidden: torch.Tensor | None, loss_grad: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """`loss_grad`: the gradient that the returned loss will get, a scalar, if it is known by now."""
         x = self.hidden_states(batch, hidden)
-        return x if self.head is None else self.head.loss(x, batch.labels, batch.loss_mask)
+        if self.head is None:
+            return x
+        return self.head.loss(x, batch.labels, batch.loss_mask, loss_grad)
 
     def hidden_states(self, batch: Tokens, hidden: torch.Tensor | None) -> torch.Tensor:
         """Output of this stage's blocks, (seq, batch, hidden) or its sequence shard."""
@@ -202,10 +239,12 @@ class VocabularyTables:
     head: nn.Parameter | None
 
 
-def build_stages(config: ModelConfig, make: ParameterFactory, places: Sequence[StagePlace]) -> list[GPTStage]:
+def build_stages(
+    config: ModelConfig, make: ParameterFactory, places: Sequence[StagePlace], loss: LossConfig | None = None
+) -> list[GPTStage]:
     """The stages that this process holds, in the order of the pipeline."""
     tables = _vocabulary_tables(config, make, any(p.first for p in places), any(p.last for p in places))
-    return [GPTStage(config, make, place, tables) for place in places]
+    return [GPTStage(config, make, place, tables, loss or LossConfig()) for place in places]
 
 
 def _vocabulary_tables(

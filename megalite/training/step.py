@@ -56,7 +56,7 @@ class Trainer:
             StagePlace(layers[stage], first=stage == 0, last=stage == len(layers) - 1)
             for stage in placement.stages[topology.pp.rank]
         ]
-        self.stages = build_stages(config.model, make, places)
+        self.stages = build_stages(config.model, make, places, config.loss)
         pipelines = axis_ranks(
             topology.world_size, parallel.tensor_model_parallel_size, parallel.pipeline_model_parallel_size
         )["pp"]
@@ -115,7 +115,8 @@ class Trainer:
         def callable_stage(stage: GPTStage) -> Stage:
             if stage.head is None or normaliser is None:
                 return stage
-            return lambda batch, hidden: stage(batch, hidden) / normaliser
+            summed_loss_grad = None if loss_grad is None else loss_grad / normaliser
+            return lambda batch, hidden: stage(batch, hidden, summed_loss_grad) / normaliser
 
         model, batch = self.config.model, self.config.batch
         shards = self.topology.tp.size if self.config.parallel.sequence_parallel else 1

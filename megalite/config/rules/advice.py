@@ -21,6 +21,11 @@ def warnings(c: Candidate) -> Iterator[str]:
         (DYNAMIC_SCALE, not fp16, "--fp16"),
         (DYNAMIC_SCALE, fp16 and constant_scale, "dynamic scaling, which --loss-scale replaces"),
         (WSD, config.optimizer.lr_decay_style != "WSD", "--lr-decay-style WSD"),
+        (
+            ("cross_entropy_chunk_mib",),
+            config.loss.cross_entropy_fusion_impl != "linear",
+            "--cross-entropy-fusion-impl linear",
+        ),
         (("no_save_optim", "save_interval"), config.checkpoint.save is None, "--save"),
         (("eval_interval",), config.evaluation.eval_iters == 0, "--eval-iters"),
     ]

@@ -69,6 +69,14 @@ def eod_is_in_the_vocabulary(c: Candidate) -> Iterator[Finding]:
         yield "null_tokenizer_eod_id", eod, f"not in the vocabulary of {size} tokens", f"0 to {size - 1}"
 
 
+@reads("cross_entropy_loss_fusion", "cross_entropy_fusion_impl")
+def fusion_is_switched_on(c: Candidate) -> Iterator[Finding]:
+    loss = c.config.loss
+    if loss.cross_entropy_fusion_impl != "native" and not loss.cross_entropy_loss_fusion:
+        rule = "would be ignored by Megatron without --cross-entropy-loss-fusion"
+        yield "cross_entropy_fusion_impl", loss.cross_entropy_fusion_impl, rule, "add it, or leave this out"
+
+
 @reads("attention_dropout", "reset_attention_mask", "timing_log_level")
 def nothing_is_asked_that_is_missing(c: Candidate) -> Iterator[Finding]:
     """Settings whose other values belong to a later version."""
@@ -88,5 +96,6 @@ RULES = (
     ffn_is_not_empty,
     positions_cover_the_sequence,
     eod_is_in_the_vocabulary,
+    fusion_is_switched_on,
     nothing_is_asked_that_is_missing,
 )

@@ -4,6 +4,7 @@ from megalite.config.schema.batch import BatchConfig
 from megalite.config.schema.checkpoint import CheckpointConfig
 from megalite.config.schema.config import Config
 from megalite.config.schema.data import DataConfig
+from megalite.config.schema.loss import LossConfig
 from megalite.config.schema.model import ModelConfig
 from megalite.config.schema.optimizer import OptimizerConfig
 from megalite.config.schema.parallel import ParallelConfig
@@ -18,6 +19,7 @@ __all__ = [
     "DataConfig",
     "EvaluationConfig",
     "LoggingConfig",
+    "LossConfig",
     "ModelConfig",
     "OptimizerConfig",
     "ParallelConfig",

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from megalite.config.schema.batch import BatchConfig
 from megalite.config.schema.checkpoint import CheckpointConfig
 from megalite.config.schema.data import DataConfig
+from megalite.config.schema.loss import LossConfig
 from megalite.config.schema.model import ModelConfig
 from megalite.config.schema.optimizer import OptimizerConfig
 from megalite.config.schema.parallel import ParallelConfig
@@ -22,6 +23,7 @@ class Config:
     model: ModelConfig
     batch: BatchConfig
     optimizer: OptimizerConfig
+    loss: LossConfig = field(default_factory=LossConfig)
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
     precision: PrecisionConfig = field(default_factory=PrecisionConfig)
     data: DataConfig = field(default_factory=DataConfig)
