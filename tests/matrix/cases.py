@@ -8,6 +8,7 @@ from megalite.config import (
     BatchConfig,
     Config,
     DataConfig,
+    LossConfig,
     ModelConfig,
     OptimizerConfig,
     ParallelConfig,
@@ -88,6 +89,8 @@ class Options:
     pipeline_schedule: str | None = None
     by_document: bool = False
     dropout: bool = False
+    linear_cross_entropy: bool = False
+    regularised_loss: bool = False
 
 
 SCHEDULES = ("1f1b", "interleaved", "zb-h1", "zbv", "gpipe")
@@ -110,6 +113,7 @@ def options(layout: Layout) -> dict[str, Options]:
     chosen = {}
     for place, variant in enumerate(MODELS, start=turn):
         microbatches = numbers[place % len(numbers)]
+        own = place - turn + LAYOUTS.index(layout)
         chosen[variant] = Options(
             micro_batch_size=SAMPLES // (microbatches * layout.data),
             sequence_parallel=axes[0] and place % 2 == 0,
@@ -118,6 +122,8 @@ def options(layout: Layout) -> dict[str, Options]:
             pipeline_schedule=SCHEDULES[place % len(SCHEDULES)] if layout.pipeline > 1 else None,
             by_document=place % 3 == 1,
             dropout=place % 3 == 2,
+            linear_cross_entropy=(own // 3 + place) % 2 == 0,
+            regularised_loss=own % 3 == 1,
         )
     return chosen
 
@@ -137,6 +143,7 @@ def model_for(variant: str, layout: Layout, chosen: Options) -> ModelConfig:
 def make_config(
     model: ModelConfig, layout: Layout, options: Options, params_dtype: str = "float64"
 ) -> Config:
+    loss = recipe(options)
     return Config(
         model=model,
         batch=BatchConfig(
@@ -150,6 +157,13 @@ def make_config(
             adam_beta2=RECIPE.adam_beta2,
             adam_eps=RECIPE.adam_eps,
         ),
+        loss=LossConfig(
+            label_smoothing=loss.label_smoothing,
+            z_loss_coeff=loss.z_loss,
+            cross_entropy_loss_fusion=options.linear_cross_entropy,
+            cross_entropy_fusion_impl="linear" if options.linear_cross_entropy else "native",
+            cross_entropy_chunk_mib=0.004,  # 8 tokens on one rank: one or more chunks, uneven ones too
+        ),
         parallel=ParallelConfig(
             tensor_model_parallel_size=layout.tensor,
             pipeline_model_parallel_size=layout.pipeline,
@@ -162,6 +176,10 @@ def make_config(
         data=DataConfig(mock_data=True, reset_attention_mask=options.by_document),
         run=RunConfig(seed=SEED),
     )
+
+
+def recipe(options: Options) -> Recipe:
+    return replace(RECIPE, label_smoothing=0.1, z_loss=0.01) if options.regularised_loss else RECIPE
 
 
 def architecture(model: ModelConfig) -> Architecture:

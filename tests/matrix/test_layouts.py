@@ -18,23 +18,27 @@ from tests.matrix.job import Trained, random_weight, train_three_steps
 from tests.matrix.shapes import global_shapes, number_of_parameters
 from tests.pool import WorkerPool
 from tests.reference.compare import differences
-from tests.reference.train import Step, train
+from tests.reference.train import Recipe, Step, train
 
 TOLERANCE = 1e-10
 
 
 @functools.cache
-def reference(model: ModelConfig, by_document: bool = False) -> list[Step]:
+def reference(model: ModelConfig, by_document: bool = False, recipe: Recipe = cases.RECIPE) -> list[Step]:
     weights = {name: random_weight(name, shape) for name, shape in global_shapes(model).items()}
     batches = [global_batch(step, by_document) for step in range(cases.STEPS)]
-    return train(weights, cases.architecture(model), batches, cases.LEARNING_RATES, cases.RECIPE)
+    return train(weights, cases.architecture(model), batches, cases.LEARNING_RATES, recipe)
 
 
 def check_against(
-    model: ModelConfig, layout: Layout, ranks: Sequence[Trained], by_document: bool = False
+    model: ModelConfig,
+    layout: Layout,
+    ranks: Sequence[Trained],
+    by_document: bool = False,
+    recipe: Recipe = cases.RECIPE,
 ) -> None:
     """Every rank's results on `layout` are those of one process."""
-    expected = reference(model, by_document)
+    expected = reference(model, by_document, recipe)
     assert {one.parameter_count for one in ranks} == {number_of_parameters(model)}
     for step, wanted in enumerate(expected):
         where = f"{model} on {layout}, step {step}"
@@ -64,7 +68,10 @@ def test_every_layout_gives_the_numbers_of_the_reference(pool: WorkerPool, layou
 
 
 def check_combination(combination: Combination, ranks: Sequence[Trained]) -> None:
-    check_against(combination.config.model, combination.layout, ranks, combination.options.by_document)
+    options = combination.options
+    check_against(
+        combination.config.model, combination.layout, ranks, options.by_document, cases.recipe(options)
+    )
 
 
 def test_the_layouts_are_all_factorisations() -> None:
@@ -115,6 +122,19 @@ def test_each_variant_sees_every_combination_of_options(variant: str) -> None:
 def test_each_variant_is_trained_plainly_with_documents_and_with_dropout(variant: str) -> None:
     runs = [cases.options(layout)[variant] for layout in LAYOUTS]
     assert {(one.by_document, one.dropout) for one in runs} == {(False, False), (True, False), (False, True)}
+
+
+@pytest.mark.parametrize("variant", MODELS)
+def test_each_variant_is_trained_with_every_loss_and_head(variant: str) -> None:
+    """The fused head meets both losses, both kinds of tensor parallelism, and schedules that split backward."""
+    runs = [(layout, cases.options(layout)[variant]) for layout in LAYOUTS]
+    both = set(itertools.product((False, True), repeat=2))
+    assert {(one.linear_cross_entropy, one.regularised_loss) for _, one in runs} == both
+    tensor_parallel = [one for layout, one in runs if layout.tensor > 1]
+    assert {(one.linear_cross_entropy, one.sequence_parallel) for one in tensor_parallel} == both
+    schedules = {one.pipeline_schedule for _, one in runs if one.linear_cross_entropy}
+    assert len(schedules) >= 4
+    assert schedules & {"zb-h1", "zbv"}
 
 
 def test_the_batches_are_uneven() -> None:

@@ -76,11 +76,20 @@ def token_losses(
     labels: Tensor,
     positions: Tensor | None = None,
     documents: Tensor | None = None,
+    label_smoothing: float = 0.0,
+    z_loss: float = 0.0,
 ) -> Tensor:
-    """Cross-entropy of each position, -log softmax(logits)[label], (batch, seq)."""
+    """Cross-entropy of each position (batch, seq) with the target's distribution, plus z_loss log(Z)^2.
+
+    That distribution is 1 at the label, or with label smoothing a mixture of that and the even one
+    (arXiv 1512.00567, section 7); Z is the sum of the logits' exponentials (arXiv 2204.02311, section 5).
+    """
     scores = logits(weights, architecture, tokens, positions, documents)
-    chosen = scores.gather(-1, labels.unsqueeze(-1)).squeeze(-1)
-    return torch.logsumexp(scores, dim=-1) - chosen
+    probabilities = torch.softmax(scores, dim=-1)
+    wanted = torch.nn.functional.one_hot(labels, scores.shape[-1]).to(scores.dtype)
+    wanted = wanted * (1 - label_smoothing) + label_smoothing / scores.shape[-1]
+    log_z = torch.logsumexp(scores, dim=-1)
+    return -(wanted * probabilities.log()).sum(dim=-1) + z_loss * log_z**2
 
 
 def part(weights: Weights, prefix: str) -> dict[str, Tensor]:

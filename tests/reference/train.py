@@ -28,13 +28,15 @@ class GlobalBatch:
 
 @dataclass(frozen=True)
 class Recipe:
-    """`clip_grad` 0 clips nothing. Biases and 1-D weights are exempt from decay."""
+    """`clip_grad` 0 clips nothing. Biases and 1-D weights are exempt from decay. The rest is of the loss."""
 
     adam_beta1: float = 0.9
     adam_beta2: float = 0.999
     adam_eps: float = 1e-8
     weight_decay: float = 0.01
     clip_grad: float = 1.0
+    label_smoothing: float = 0.0
+    z_loss: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -48,12 +50,16 @@ class Step:
 
 
 def loss_and_gradients(
-    weights: Weights, architecture: Architecture, batch: GlobalBatch
+    weights: Weights, architecture: Architecture, batch: GlobalBatch, recipe: Recipe | None = None
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """The loss is the sum over the batch's valid tokens divided by their count; 0 for a batch without any."""
     leaves = {name: value.detach().clone().requires_grad_() for name, value in weights.items()}
     mask = batch.loss_mask.to(next(iter(leaves.values())).dtype)
-    losses = token_losses(leaves, architecture, batch.tokens, batch.labels, batch.positions, batch.documents)
+    recipe = recipe or Recipe()
+    losses = token_losses(
+        leaves, architecture, batch.tokens, batch.labels, batch.positions, batch.documents,
+        recipe.label_smoothing, recipe.z_loss,
+    )  # fmt: skip
     total = (losses * mask).sum()
     loss = total / mask.sum().clamp(min=1)
     return loss.detach(), dict(zip(leaves, torch.autograd.grad(loss, list(leaves.values())), strict=True))
@@ -72,7 +78,7 @@ def train(
     first = {name: torch.zeros_like(value) for name, value in current.items()}
     second = {name: torch.zeros_like(value) for name, value in current.items()}
     for number, (batch, lr) in enumerate(zip(batches, learning_rates, strict=True), start=1):
-        loss, gradients = loss_and_gradients(current, architecture, batch)
+        loss, gradients = loss_and_gradients(current, architecture, batch, recipe)
         norm = torch.stack([(gradient**2).sum() for gradient in gradients.values()]).sum().sqrt()
         clip = min(1.0, recipe.clip_grad / (norm.item() + 1e-6)) if recipe.clip_grad > 0 else 1.0
         for name, gradient in gradients.items():
