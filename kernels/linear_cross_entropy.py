@@ -140,7 +140,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
             ctx.sink.weight_gradients.compute(ctx.sink.ready)
         factor = grad
         if ctx.known:
-            # The weight's gradient has been added with what was promised; another would make it silently wrong.
+            # The weight's gradient was added with what was promised; another would make it silently wrong.
             kept = (grad - upstream).abs() <= 1e-6 * upstream.abs()
             factor = torch.where(kept, torch.ones_like(grad), torch.nan)
         return (
@@ -195,12 +195,12 @@ def linear_cross_entropy(
     sink: GradientSink | None = None,
     backend: str | None = None,
 ) -> Tensor:
-    """`vocab_parallel_cross_entropy(hidden @ weight.T, ..., reduction="sum")`, `budget` bytes of logits at once.
+    """The summed `vocab_parallel_cross_entropy(hidden @ weight.T, ...)`, `budget` bytes of logits at once.
 
-    hidden: (seq, ..., hidden_size), the same on every rank of `group`, or this rank's shard (seq / ranks, ...)
-    with `sequence_parallel`; weight: (local columns, hidden_size), this rank's rows of the head; target:
-    (seq, ...). Returns a scalar, fp32 (fp64 for fp64), the same on every rank; the gradient of hidden is that
-    of the whole group.
+    hidden: (seq, ..., hidden_size), the same on every rank of `group`, or with `sequence_parallel` this
+    rank's shard (seq / ranks, ...); weight: (local columns, hidden_size), this rank's rows of the head;
+    target: (seq, ...). Returns a scalar, fp32 (fp64 for fp64), the same on every rank; the gradient of hidden
+    is that of the whole group.
 
     The weight's gradient is summed in fp32 over the chunks, for autograd or into `sink.main_grad`. The latter
     happens in the forward pass, so the gradient of the result must be promised by `loss_grad`, a scalar; when

@@ -25,8 +25,8 @@ NOT_YET = {
     ),
     "--optimizer-cpu-offload": "leave it out: optimizer state stays on the device",
     "--grad-reduce-in-bf16": "leave it out: gradients are accumulated and reduced in fp32",
-    "--use-rope-scaling --rope-scaling-factor --rotary-seq-len-interpolation-factor": (
-        "leave it out; a larger --rotary-base gives longer contexts"
+    "--rotary-seq-len-interpolation-factor": (
+        "use --use-rope-scaling, --position-embedding-type yarn or a larger --rotary-base"
     ),
     "--step-batch-size-schedule --decrease-batch-size-if-needed": (
         "give one --global-batch-size that divides"
@@ -48,7 +48,7 @@ ABSENT = {
     "--model-parallel-size": "use --tensor-model-parallel-size",
     "--checkpoint-activations": "leave it out; to save memory lower --micro-batch-size",
     "--squared-relu --openai-gelu --quick-geglu": "the MLP has GELU, or SwiGLU with --swiglu",
-    "--apply-layernorm-1p --qk-layernorm --qk-l2-norm": "use --normalization LayerNorm or RMSNorm",
+    "--qk-layernorm --qk-l2-norm": "use --normalization LayerNorm or RMSNorm",
     "--window-size": "attention sees the whole causal context",
     "--spec": "the model is megalite/model/gpt.py; change it there",
     "--embedding-init-method-std --init-method-xavier-uniform": "use --init-method-std for all weights",

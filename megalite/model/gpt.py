@@ -13,7 +13,13 @@ from torch import nn
 
 from megalite.accelerator import to_device
 from megalite.config import LossConfig, ModelConfig, padded_vocab_size
-from megalite.kernels import linear_cross_entropy, rotary_table, vocab_parallel_cross_entropy
+from megalite.kernels import (
+    Llama3Scaling,
+    YarnScaling,
+    linear_cross_entropy,
+    rotary_table,
+    vocab_parallel_cross_entropy,
+)
 from megalite.model.attention import Attention, Rotation, Sequences
 from megalite.model.core_attention import Documents
 from megalite.model.dropout import ATTENTION_BRANCH, EMBEDDING_SITE, MLP_BRANCH, Dropout, dropout_site
@@ -188,11 +194,13 @@ class GPTStage(nn.Module):
         )
         self.head = Head(config, make, tables.head, loss) if place.last and tables.head is not None else None
         self._rotary: Rotation | None = None
-        if config.position_embedding_type == "rope":
+        if config.has_rotary_positions:
             rotary_dim = int(config.kv_channels * config.rotary_percent)
             positions = torch.arange(config.max_position_embeddings, device=make.topology.device)
             wide = torch.promote_types(make.dtype, torch.float32)
-            self._rotary = rotary_table(positions, rotary_dim, config.rotary_base, wide)
+            self._rotary = rotary_table(
+                positions, rotary_dim, config.rotary_base, wide, _rotary_scaling(config)
+            )
 
     def forward(
         self, batch: Tokens, hidden: torch.Tensor | None, loss_grad: torch.Tensor | None = None
@@ -229,6 +237,17 @@ class GPTStage(nn.Module):
         if batch.cu_seqlens is not None and batch.max_document_length is not None:
             documents = Documents(batch.cu_seqlens, batch.max_document_length)
         return Sequences(to_device(batch.sample_index, batch.tokens.device), rotation, documents)
+
+
+def _rotary_scaling(config: ModelConfig) -> Llama3Scaling | YarnScaling | None:
+    if config.position_embedding_type == "yarn":
+        return YarnScaling(
+            config.yarn_rotary_scaling_factor,
+            config.yarn_original_max_position_embeddings,
+            config.yarn_beta_fast,
+            config.yarn_beta_slow,
+        )
+    return Llama3Scaling(config.rope_scaling_factor) if config.use_rope_scaling else None
 
 
 @dataclass(frozen=True)

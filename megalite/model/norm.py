@@ -11,38 +11,51 @@ from megalite.parallel.params import ParameterFactory
 
 
 class RMSNorm(nn.Module):
-    """`x / rms(x) * weight` (Zhang and Sennrich 2019, arXiv 1910.07467); x (..., hidden)."""
+    """`x / rms(x) * scale` (Zhang and Sennrich 2019, arXiv 1910.07467); x (..., hidden).
+
+    The scale is the weight plus an offset: 0, or 1 where weights are stored as their distance from 1.
+    """
 
     def __init__(self, config: ModelConfig, make: ParameterFactory):
         super().__init__()
-        self.epsilon = config.norm_epsilon
-        self.weight = make.replicated("weight", (config.hidden_size,), constant=1.0, decay=False)
+        self.epsilon, self.offset = config.norm_epsilon, _offset(config)
+        shape = (config.hidden_size,)
+        self.weight = make.replicated("weight", shape, constant=1.0 - self.offset, decay=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return rms_norm(x, self.weight, self.epsilon)
+        return rms_norm(x, self.weight, self.epsilon, weight_offset=self.offset)
 
     def after_adding(self, branch: torch.Tensor, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """The norm of `x + branch`, and the sum itself, in one pass over memory."""
-        normed, total = add_rms_norm(branch, x, self.weight, self.epsilon)
+        normed, total = add_rms_norm(branch, x, self.weight, self.epsilon, weight_offset=self.offset)
         return normed, total
 
 
 class LayerNorm(nn.Module):
-    """`(x - mean(x)) / std(x) * weight + bias` (Ba et al. 2016, arXiv 1607.06450); x (..., hidden)."""
+    """`(x - mean(x)) / std(x) * scale + bias` (Ba et al. 2016, arXiv 1607.06450); x (..., hidden).
+
+    The scale is as in RMSNorm.
+    """
 
     def __init__(self, config: ModelConfig, make: ParameterFactory):
         super().__init__()
-        self.epsilon = config.norm_epsilon
-        self.weight = make.replicated("weight", (config.hidden_size,), constant=1.0, decay=False)
-        self.bias = make.replicated("bias", (config.hidden_size,), decay=False)
+        self.epsilon, self.offset = config.norm_epsilon, _offset(config)
+        shape = (config.hidden_size,)
+        self.weight = make.replicated("weight", shape, constant=1.0 - self.offset, decay=False)
+        self.bias = make.replicated("bias", shape, decay=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return nn.functional.layer_norm(x, self.weight.shape, self.weight, self.bias, self.epsilon)
+        scale = self.weight + self.offset if self.offset else self.weight
+        return nn.functional.layer_norm(x, scale.shape, scale, self.bias, self.epsilon)
 
     def after_adding(self, branch: torch.Tensor, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """The norm of `x + branch`, and the sum itself."""
         total = x + branch
         return self(total), total
+
+
+def _offset(config: ModelConfig) -> float:
+    return 1.0 if config.apply_layernorm_1p else 0.0
 
 
 def make_norm(config: ModelConfig, make: ParameterFactory) -> RMSNorm | LayerNorm:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple
 
@@ -15,6 +15,7 @@ from megalite.checkpoint import (
     save,
 )
 from megalite.config import Config, to_dict
+from megalite.config.settings import SETTINGS
 from megalite.training.drawn import drawn_lines
 from megalite.training.errors import TrainingError
 from megalite.training.step import Trainer
@@ -54,6 +55,9 @@ _DECIDES_TENSORS = (
     "vocab_size",
     "untie_embeddings_and_output_weights",
 )
+# Settings that decide what the numbers in those tensors mean. Rotary base and scaling are not among them:
+# training on with a longer context changes them.
+_DECIDES_MEANING = ("apply_layernorm_1p", "rotary_interleaved", "rotary_percent")
 
 
 def save_progress(trainer: Trainer, progress: Progress, drawn: Mapping[str, int]) -> str:
@@ -115,6 +119,8 @@ def load_progress(trainer: Trainer) -> Resumed:
         if reasons := _misfits(directory, config, with_optimizer):
             raise TrainingError("\n".join([f"{directory} does not fit this run:", *reasons])) from error
         raise
+    if reasons := _changes(_DECIDES_MEANING, state["config"], _as_saved(config)):
+        raise TrainingError("\n".join([f"{directory} does not fit this run:", *reasons]))
     if with_optimizer:
         trainer.optimizer.load_scalars(state["optimizer"])
     if config.checkpoint.finetune:
@@ -148,16 +154,21 @@ def _misfits(directory: str, config: Config, with_optimizer: bool) -> list[str]:
         return []
     saved, now = state["config"], _as_saved(config)
     decisive = [*_DECIDES_TENSORS, *(["params_dtype"] if with_optimizer else [])]
-    reasons = [
-        f"{name} was {saved[name]} when it was saved and is {now[name]} now"
-        for name in decisive
-        if saved[name] != now[name]
-    ]
+    reasons = _changes(decisive, saved, now)
     if with_optimizer and saved["params_dtype"] != now["params_dtype"]:
         reasons[-1] += "; --no-load-optim and --finetune convert the weights and start with a fresh optimizer"
     if with_optimizer and "optimizer" not in state:
         reasons.append("it has no optimizer state (--no-save-optim); --no-load-optim starts with a fresh one")
     return reasons
+
+
+def _changes(names: Sequence[str], saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """A setting that is missing in `saved` is younger than the checkpoint; its default was in force."""
+    return [
+        f"{name} was {before} when it was saved and is {now[name]} now"
+        for name in names
+        if (before := saved.get(name, SETTINGS[name].default)) != now[name]
+    ]
 
 
 def _differences(saved: dict[str, Any], config: Config) -> list[str]:

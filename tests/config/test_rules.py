@@ -54,6 +54,34 @@ ONE_ERROR = [
         2,
         "--seq-length 31: 31 tokens not divisible by TP 2, as --sequence-parallel needs; nearest: 30 or 32",
     ),
+    (
+        "--cross-entropy-fusion-impl linear",
+        1,
+        "--cross-entropy-fusion-impl linear: would be ignored by Megatron without --cross-entropy-loss-fusion",
+    ),
+    (
+        "--cross-entropy-loss-fusion --cross-entropy-fusion-impl te",
+        1,
+        "--cross-entropy-fusion-impl te: ",
+    ),
+    ("--label-smoothing 1", 1, "--label-smoothing 1"),
+    (
+        "--position-embedding-type yarn --yarn-rotary-scaling-factor 4",
+        1,
+        "--yarn-original-max-position-embeddings: is required with --position-embedding-type yarn",
+    ),
+    (
+        "--position-embedding-type yarn --yarn-rotary-scaling-factor 4 --use-rope-scaling "
+        "--yarn-original-max-position-embeddings 16",
+        1,
+        "--use-rope-scaling: is Llama 3's scaling, and --position-embedding-type yarn another",
+    ),
+    (
+        "--position-embedding-type yarn --yarn-rotary-scaling-factor 4 --yarn-beta-slow 40 "
+        "--yarn-original-max-position-embeddings 16",
+        1,
+        "--yarn-beta-fast 32.0: must be more than --yarn-beta-slow 40",
+    ),
     ("--pipeline-schedule interleaved", 1, "--pipeline-schedule interleaved: interleaved needs PP > 1"),
     ("--pipeline-schedule zbv", 1, "--pipeline-schedule zbv: zbv needs PP > 1"),
     (

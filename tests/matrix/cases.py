@@ -51,10 +51,32 @@ LLAMA = replace(
 )
 MODELS = {
     "gpt2": GPT2,
-    "gpt2-untied": replace(GPT2, untie_embeddings_and_output_weights=True, make_vocab_size_divisible_by=1),
-    "llama": replace(LLAMA, untie_embeddings_and_output_weights=True),
-    "llama-tied": LLAMA,
-    "mixed": replace(LLAMA, swiglu=False, add_qkv_bias=True, rotary_percent=0.5, rotary_interleaved=True),
+    "gpt2-untied": replace(
+        GPT2,
+        untie_embeddings_and_output_weights=True,
+        make_vocab_size_divisible_by=1,
+        apply_layernorm_1p=True,
+    ),
+    "llama": replace(
+        LLAMA,
+        untie_embeddings_and_output_weights=True,
+        rotary_base=1e6,  # with 4 channels one pair is left alone, the other blended
+        use_rope_scaling=True,
+    ),
+    "llama-tied": replace(
+        LLAMA,
+        position_embedding_type="yarn",
+        yarn_rotary_scaling_factor=4.0,
+        yarn_original_max_position_embeddings=SEQ,
+    ),
+    "mixed": replace(
+        LLAMA,
+        swiglu=False,
+        add_qkv_bias=True,
+        rotary_percent=0.5,
+        rotary_interleaved=True,
+        apply_layernorm_1p=True,
+    ),
 }
 
 
@@ -187,11 +209,14 @@ def architecture(model: ModelConfig) -> Architecture:
         num_layers=model.num_layers,
         normalization=model.normalization,
         norm_epsilon=model.norm_epsilon,
+        norm_offset=1.0 if model.apply_layernorm_1p else 0.0,
         swiglu=model.swiglu,
         position_embedding_type=model.position_embedding_type,
         rotary_base=model.rotary_base,
         rotary_percent=model.rotary_percent,
         rotary_interleaved=model.rotary_interleaved,
+        llama3_factor=model.rope_scaling_factor if model.use_rope_scaling else None,
+        yarn=(model.yarn_rotary_scaling_factor, model.yarn_original_max_position_embeddings),
         hidden_dropout=model.hidden_dropout,
         attention_dropout=model.attention_dropout,
         seed=SEED,

@@ -126,7 +126,7 @@ def test_each_variant_is_trained_plainly_with_documents_and_with_dropout(variant
 
 @pytest.mark.parametrize("variant", MODELS)
 def test_each_variant_is_trained_with_every_loss_and_head(variant: str) -> None:
-    """The fused head meets both losses, both kinds of tensor parallelism, and schedules that split backward."""
+    """The fused head meets both losses, both kinds of tensor parallelism, and a split backward."""
     runs = [(layout, cases.options(layout)[variant]) for layout in LAYOUTS]
     both = set(itertools.product((False, True), repeat=2))
     assert {(one.linear_cross_entropy, one.regularised_loss) for _, one in runs} == both

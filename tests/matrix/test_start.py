@@ -45,7 +45,7 @@ def test_initial_weights_follow_their_distributions(number: int) -> None:
     assert {name: tuple(value.shape) for name, value in weights.items()} == global_shapes(model)
     for name, value in weights.items():
         if name.endswith("norm.weight"):
-            assert (value == 1).all()
+            assert (value == (0 if model.apply_layernorm_1p else 1)).all()
         elif name.endswith(".bias"):
             assert (value == 0).all()
         else:

@@ -24,17 +24,22 @@ Weights = Mapping[str, Tensor]
 class Architecture:
     """What the weights do not show.
 
-    `normalization`: LayerNorm or RMSNorm. `position_embedding_type`: learned_absolute, rope or none.
+    `normalization`: LayerNorm or RMSNorm; `norm_offset` is added to its weights. `position_embedding_type`:
+    learned_absolute, rope, yarn or none. `llama3_factor`: rope as in Llama 3.1, stretched from 8192 tokens.
+    `yarn`: factor and original context.
     """
 
     num_layers: int
     normalization: str = "LayerNorm"
     norm_epsilon: float = 1e-5
+    norm_offset: float = 0.0
     swiglu: bool = False
     position_embedding_type: str = "learned_absolute"
     rotary_base: float = 10000.0
     rotary_percent: float = 1.0
     rotary_interleaved: bool = False
+    llama3_factor: float | None = None
+    yarn: tuple[float, int] = (1.0, 1)
     hidden_dropout: float = 0.0
     attention_dropout: float = 0.0
     seed: int = 0
@@ -99,12 +104,13 @@ def part(weights: Weights, prefix: str) -> dict[str, Tensor]:
 
 def normalize(x: Tensor, weights: Weights, architecture: Architecture) -> Tensor:
     """LayerNorm (arXiv 1607.06450 eq. 4) or RMSNorm (arXiv 1910.07467 eq. 4) over the last dim."""
+    weight = weights["weight"] + architecture.norm_offset
     if architecture.normalization == "RMSNorm":
         mean_square = (x * x).mean(dim=-1, keepdim=True)
-        return x / torch.sqrt(mean_square + architecture.norm_epsilon) * weights["weight"]
+        return x / torch.sqrt(mean_square + architecture.norm_epsilon) * weight
     centred = x - x.mean(dim=-1, keepdim=True)
     variance = (centred * centred).mean(dim=-1, keepdim=True)
-    return centred / torch.sqrt(variance + architecture.norm_epsilon) * weights["weight"] + weights["bias"]
+    return centred / torch.sqrt(variance + architecture.norm_epsilon) * weight + weights["bias"]
 
 
 def dropped(x: Tensor, architecture: Architecture, site: int) -> Tensor:
@@ -130,7 +136,7 @@ def attention(
         fused = fused + weights["qkv.bias"].unsqueeze(2)
     # (batch, groups, queries per group, seq, head_dim), and twice the same with 1 instead of the queries
     query, key, value = fused[:, :, :-2], fused[:, :, -2:-1], fused[:, :, -1:]
-    if architecture.position_embedding_type == "rope":
+    if architecture.position_embedding_type in ("rope", "yarn"):
         query = rotate(query, architecture, positions)
         key = rotate(key, architecture, positions)
     scores = query @ key.transpose(-1, -2) / math.sqrt(query.shape[-1])  # (batch, groups, queries, seq, seq)
@@ -157,9 +163,9 @@ def rotate(x: Tensor, architecture: Architecture, positions: Tensor) -> Tensor:
     """
     size = int(x.shape[-1] * architecture.rotary_percent)
     turned, rest = x[..., :size], x[..., size:]
-    frequency = architecture.rotary_base ** (-torch.arange(0, size, 2, dtype=torch.float64) / size)
+    frequency, length = frequencies(size, architecture)
     angle = positions.to(torch.float64)[:, None, None, :, None] * frequency  # (batch, 1, 1, seq, size / 2)
-    cos, sin = angle.cos().to(x.dtype), angle.sin().to(x.dtype)
+    cos, sin = (angle.cos() * length).to(x.dtype), (angle.sin() * length).to(x.dtype)
     if architecture.rotary_interleaved:
         first, second = turned[..., 0::2], turned[..., 1::2]
     else:
@@ -170,6 +176,38 @@ def rotate(x: Tensor, architecture: Architecture, positions: Tensor) -> Tensor:
     else:
         turned = torch.cat((first, second), dim=-1)
     return torch.cat((turned, rest), dim=-1)
+
+
+def frequencies(size: int, architecture: Architecture) -> tuple[Tensor, float]:
+    """Radians a position of each pair, and what cos and sin are multiplied by.
+
+    Llama 3.1's by wavelength, as published with its weights; YaRN's by arXiv 2309.00071 eq. 17 to 22, its
+    ramp between whole pairs as in its authors' code.
+    """
+    base = architecture.rotary_base
+    plain = [base ** (-2 * pair / size) for pair in range(size // 2)]
+    if architecture.position_embedding_type == "yarn":
+        factor, original = architecture.yarn
+        low, high = (
+            size * math.log(original / (turns * 2 * math.pi)) / (2 * math.log(base)) for turns in (32, 1)
+        )
+        low, high = max(math.floor(low), 0), min(math.ceil(high), size - 1)
+        ramps = [min(max((pair - low) / (high - low or 0.001), 0), 1) for pair in range(size // 2)]
+        scaled = [one * (1 - ramp) + one / factor * ramp for one, ramp in zip(plain, ramps, strict=True)]
+        return torch.tensor(scaled, dtype=torch.float64), 0.1 * math.log(factor) + 1
+    if architecture.llama3_factor is None:
+        return torch.tensor(plain, dtype=torch.float64), 1.0
+    scaled = []
+    for one in plain:
+        wavelength = 2 * math.pi / one
+        smooth = (8192 / wavelength - 1) / (4 - 1)
+        if wavelength < 8192 / 4:
+            scaled.append(one)
+        elif wavelength > 8192 / 1:
+            scaled.append(one / architecture.llama3_factor)
+        else:
+            scaled.append((1 - smooth) * one / architecture.llama3_factor + smooth * one)
+    return torch.tensor(scaled, dtype=torch.float64), 1.0
 
 
 def mlp(x: Tensor, weights: Weights, architecture: Architecture) -> Tensor:

@@ -106,6 +106,13 @@ def test_a_checkpoint_of_another_model_is_told_by_its_settings(tmp_path: Path) -
     ]
 
 
+def test_a_checkpoint_whose_norm_weights_mean_other_numbers_is_refused(tmp_path: Path) -> None:
+    """Names and shapes fit: it would load, and train from a model that is none."""
+    train("--train-iters 1 --save", str(tmp_path))
+    with pytest.raises(TrainingError, match="apply_layernorm_1p was False when it was saved and is True now"):
+        train("--train-iters 2 --apply-layernorm-1p --load", str(tmp_path))
+
+
 @pytest.mark.parametrize("fresh", ["--finetune", "--no-load-optim"])
 def test_weights_alone_are_converted_to_the_dtype_of_the_run(tmp_path: Path, fresh: str) -> None:
     train("--train-iters 1 --save", str(tmp_path))

@@ -7,7 +7,13 @@ from collections.abc import Iterator
 from megalite.config.rules.rule import Candidate
 from megalite.config.schema.fields import flag_name
 
-ROPE = ("rotary_base", "rotary_percent", "rotary_interleaved")
+ROTARY = ("rotary_base", "rotary_percent", "rotary_interleaved")
+YARN = (
+    "yarn_rotary_scaling_factor",
+    "yarn_original_max_position_embeddings",
+    "yarn_beta_fast",
+    "yarn_beta_slow",
+)
 DYNAMIC_SCALE = ("initial_loss_scale", "min_loss_scale", "loss_scale_window", "hysteresis")
 WSD = ("lr_wsd_decay_style", "lr_wsd_decay_iters", "lr_wsd_decay_samples")
 
@@ -15,9 +21,13 @@ WSD = ("lr_wsd_decay_style", "lr_wsd_decay_iters", "lr_wsd_decay_samples")
 def warnings(c: Candidate) -> Iterator[str]:
     """Lines for the first rank to print. `c` has passed the rules."""
     config, batch = c.config, c.config.batch
+    positions = config.model.position_embedding_type
     fp16, constant_scale = config.precision.params_dtype == "float16", config.precision.loss_scale is not None
     idle = [
-        (ROPE, config.model.position_embedding_type != "rope", "--position-embedding-type rope"),
+        (ROTARY, not config.model.has_rotary_positions, "--position-embedding-type rope"),
+        (("use_rope_scaling",), positions != "rope", "--position-embedding-type rope"),
+        (("rope_scaling_factor",), not config.model.use_rope_scaling, "--use-rope-scaling"),
+        (YARN, positions != "yarn", "--position-embedding-type yarn"),
         (DYNAMIC_SCALE, not fp16, "--fp16"),
         (DYNAMIC_SCALE, fp16 and constant_scale, "dynamic scaling, which --loss-scale replaces"),
         (WSD, config.optimizer.lr_decay_style != "WSD", "--lr-decay-style WSD"),

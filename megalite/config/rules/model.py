@@ -31,12 +31,32 @@ def groups_divide_heads(c: Candidate) -> Iterator[Finding]:
 @reads("kv_channels", "hidden_size", "num_attention_heads", "position_embedding_type", "rotary_percent")
 def rotary_width_is_even(c: Candidate) -> Iterator[Finding]:
     model = c.config.model
-    if model.position_embedding_type != "rope" or model.hidden_size < model.num_attention_heads:
+    if not model.has_rotary_positions or model.hidden_size < model.num_attention_heads:
         return
     rotated = int(model.kv_channels * model.rotary_percent)
     if rotated % 2 or rotated == 0:
         rule = f"rope rotates pairs, and {rotated} of the {model.kv_channels} channels of a head are rotated"
         yield "kv_channels", model.kv_channels, rule, "make head size x --rotary-percent even and at least 2"
+
+
+YARN = ("yarn_rotary_scaling_factor", "yarn_original_max_position_embeddings")
+
+
+@reads("position_embedding_type", *YARN, "use_rope_scaling", "yarn_beta_fast", "yarn_beta_slow")
+def scaled_positions_are_complete(c: Candidate) -> Iterator[Finding]:
+    model = c.config.model
+    if model.position_embedding_type != "yarn":
+        return
+    for name in YARN:
+        if getattr(model, name) is None:
+            example = "e.g. 4" if name == YARN[0] else "the context length first trained with"
+            yield name, None, "is required with --position-embedding-type yarn", f"give it, {example}"
+    if model.use_rope_scaling:
+        rule = "is Llama 3's scaling, and --position-embedding-type yarn another"
+        yield "use_rope_scaling", True, rule, "leave it out, or use --position-embedding-type rope"
+    if model.yarn_beta_fast <= model.yarn_beta_slow:
+        rule = f"must be more than --yarn-beta-slow {model.yarn_beta_slow:g}"
+        yield "yarn_beta_fast", model.yarn_beta_fast, rule, "the paper has 32 and 1"
 
 
 @reads("hidden_size", "num_attention_heads", "kv_channels")
@@ -93,6 +113,7 @@ RULES = (
     heads_have_channels,
     groups_divide_heads,
     rotary_width_is_even,
+    scaled_positions_are_complete,
     ffn_is_not_empty,
     positions_cover_the_sequence,
     eod_is_in_the_vocabulary,

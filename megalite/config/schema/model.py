@@ -74,9 +74,9 @@ class ModelConfig:
     position_embedding_type: str = setting(
         "learned_absolute",
         "How the model knows token order: learned_absolute (GPT-2), rope (Llama, rotates queries and keys), "
-        "or none. Megatron's default is GPT-2's; a Llama-style model needs --position-embedding-type rope.",
-        choices=("learned_absolute", "rope", "none"),
-        elsewhere={"yarn": "scaled positions are not available in this version;"},
+        "yarn (rope stretched to a longer context, see --yarn-rotary-scaling-factor), or none. Megatron's "
+        "default is GPT-2's; a Llama-style model needs --position-embedding-type rope.",
+        choices=("learned_absolute", "rope", "yarn", "none"),
     )
     rotary_base: float = setting(
         10000.0,
@@ -93,6 +93,35 @@ class ModelConfig:
         False,
         "Rotate neighbouring channels (GPT-J layout) instead of the two halves of a head (Llama layout).",
     )
+    use_rope_scaling: bool = setting(
+        False,
+        "Stretch rope as Llama 3.1 does: channels that turn less than once in 8192 positions turn "
+        "--rope-scaling-factor times slower, those that turn more than four times are kept, those between "
+        "are blended. For continuing a model trained on 8192 tokens with longer ones.",
+    )
+    rope_scaling_factor: float = setting(
+        8.0, "How much slower, with --use-rope-scaling. 8 in Llama 3.1, 32 in Llama 3.2.", minimum=1
+    )
+    yarn_rotary_scaling_factor: float = setting(
+        None,
+        "With --position-embedding-type yarn: new context length / the one first trained with. Slow channels "
+        "turn so much slower, and cos and sin grow by 0.1 ln(factor) + 1.",
+        minimum=1,
+    )
+    yarn_original_max_position_embeddings: int = setting(
+        None,
+        "With --position-embedding-type yarn: the context length that the model was first trained with.",
+        minimum=1,
+        maximum=INT32_LARGEST,
+    )
+    yarn_beta_fast: float = setting(
+        32.0, "Channels that turn more often than this over the original context are kept (yarn).", above=0
+    )
+    yarn_beta_slow: float = setting(
+        1.0,
+        "Channels that turn less often than this over the original context are scaled fully (yarn).",
+        above=0,
+    )
     normalization: str = setting(
         "LayerNorm",
         "LayerNorm (GPT-2; mean and bias) or RMSNorm (Llama; cheaper, one weight).",
@@ -100,6 +129,12 @@ class ModelConfig:
     )
     norm_epsilon: float = setting(
         1e-5, "Added to the variance inside a norm. 1e-5 is usual, 1e-6 in some Llamas.", above=0, below=1
+    )
+    apply_layernorm_1p: bool = setting(
+        False,
+        "Norm weights are stored as their distance from 1 and start at 0, for LayerNorm and RMSNorm: near 1 "
+        "a bf16 weight moves in steps of 0.008, near 0 in far smaller ones. Not for weights of models that "
+        "were trained without it.",
     )
     swiglu: bool = setting(
         False,
@@ -151,6 +186,11 @@ class ModelConfig:
         minimum=0,
         below=1,
     )
+
+    @property
+    def has_rotary_positions(self) -> bool:
+        """Whether queries and keys are rotated."""
+        return self.position_embedding_type in ("rope", "yarn")
 
     def __post_init__(self) -> None:
         derived = {
