@@ -114,6 +114,11 @@ def test_flags_without_effect_give_one_warning(capsys: pytest.CaptureFixture[str
             "--fp16 --loss-scale 8 --hysteresis 3",
             "--hysteresis has no effect without dynamic scaling, which --loss-scale replaces",
         ),
+        ("--rope-scaling-factor 4", "--rope-scaling-factor has no effect without --use-rope-scaling"),
+        (
+            "--cross-entropy-chunk-mib 4",
+            "--cross-entropy-chunk-mib has no effect without --cross-entropy-fusion-impl linear",
+        ),
         ("--lr-wsd-decay-iters 3", "--lr-wsd-decay-iters has no effect without --lr-decay-style WSD"),
         ("--num-workers 2", "--num-workers 2 has no effect: a thread of each rank reads the data"),
         ("--eval-interval 3 --eval-iters 0", "--eval-interval has no effect without --eval-iters"),

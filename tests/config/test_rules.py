@@ -57,7 +57,7 @@ ONE_ERROR = [
     (
         "--cross-entropy-fusion-impl linear",
         1,
-        "--cross-entropy-fusion-impl linear: would be ignored by Megatron without --cross-entropy-loss-fusion",
+        "linear: would be ignored by Megatron without --cross-entropy-loss-fusion",
     ),
     (
         "--cross-entropy-loss-fusion --cross-entropy-fusion-impl te",
