@@ -56,6 +56,7 @@ def targets(*shape: int, vocab_size: int, ignored: int = 1, seed: int = 5) -> Te
         (50304, 50257),
         (65537, 65537),
         (102400, 102400),
+        (129920, 129920),
     ],
 )
 def test_vocabularies(dtype: torch.dtype, width: int, vocab_size: int) -> None:
