@@ -80,7 +80,7 @@ ONE_ERROR = [
         "--position-embedding-type yarn --yarn-rotary-scaling-factor 4 --yarn-beta-slow 40 "
         "--yarn-original-max-position-embeddings 16",
         1,
-        "--yarn-beta-fast 32.0: must be more than --yarn-beta-slow 40",
+        "--yarn-beta-fast 32: must be more than --yarn-beta-slow 40",
     ),
     ("--pipeline-schedule interleaved", 1, "--pipeline-schedule interleaved: interleaved needs PP > 1"),
     ("--pipeline-schedule zbv", 1, "--pipeline-schedule zbv: zbv needs PP > 1"),

@@ -116,7 +116,12 @@ def test_memory_is_one_chunk_and_the_hidden_states_gradient() -> None:
     hidden, weight = leaves()
     saved: list[Tensor] = []
     largest = LargestTensor()
-    with torch.autograd.graph.saved_tensors_hooks(lambda x: saved.append(x) or x, lambda x: x), largest:
+
+    def count(tensor: Tensor) -> Tensor:
+        saved.append(tensor)
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(count, lambda x: x), largest:
         linear_cross_entropy(
             hidden, weight, TARGET, 0, VOCABULARY, sink=Sink(), loss_grad=torch.ones(()), budget=2 * WIDTH * 8
         )

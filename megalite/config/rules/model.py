@@ -53,7 +53,7 @@ def scaled_positions_are_complete(c: Candidate) -> Iterator[Finding]:
             yield name, None, "is required with --position-embedding-type yarn", f"give it, {example}"
     if model.use_rope_scaling:
         rule = "is Llama 3's scaling, and --position-embedding-type yarn another"
-        yield "use_rope_scaling", True, rule, "leave it out, or use --position-embedding-type rope"
+        yield "use_rope_scaling", None, rule, "leave it out, or use --position-embedding-type rope"
     if model.yarn_beta_fast <= model.yarn_beta_slow:
         rule = f"must be more than --yarn-beta-slow {model.yarn_beta_slow:g}"
         yield "yarn_beta_fast", model.yarn_beta_fast, rule, "the paper has 32 and 1"
