@@ -3,6 +3,7 @@
 from megalite.config.blend import Blend, parse_blend, parse_split, read_data_args
 from megalite.config.derived import (
     ScheduleSamples,
+    kv_replicas,
     padded_vocab_size,
     parameter_count,
     schedule_samples,
@@ -49,6 +50,7 @@ __all__ = [
     "ScheduleSamples",
     "config_from_dict",
     "exit_with_errors",
+    "kv_replicas",
     "padded_vocab_size",
     "parameter_count",
     "parse",

@@ -14,6 +14,11 @@ def padded_vocab_size(vocab_size: int, divisible_by: int, tensor_parallel: int) 
     return math.ceil(vocab_size / multiple) * multiple
 
 
+def kv_replicas(model: ModelConfig, tensor_parallel: int) -> int:
+    """Tensor-parallel ranks that share a key/value head: 1 unless there are fewer heads than ranks."""
+    return max(1, tensor_parallel // model.num_query_groups)
+
+
 def parameter_count(model: ModelConfig) -> int:
     """Parameters of the whole model over its true vocabulary: no padded rows, tied weights once."""
     hidden, head = model.hidden_size, model.kv_channels

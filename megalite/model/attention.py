@@ -1,4 +1,4 @@
-"""Causal self-attention with grouped queries; each tensor-parallel rank holds whole groups of heads."""
+"""Causal self-attention with grouped queries, cut over the tensor-parallel ranks by heads."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from megalite.kernels.dropout import site_key
 from megalite.model.attention_dropout import attention_with_dropout
 from megalite.model.core_attention import Documents, causal_attention
 from megalite.model.dropout import ATTENTION_WEIGHTS, dropout_site
-from megalite.parallel.linear import column_linear, row_linear
+from megalite.model.qkv import QKVProjection
+from megalite.parallel.linear import row_linear
 from megalite.parallel.params import ParameterFactory
 
 Rotation = tuple[torch.Tensor, torch.Tensor]
@@ -34,24 +35,14 @@ class Sequences:
 
 
 class Attention(nn.Module):
-    """`proj(softmax(q k^T / sqrt(d)) v)` over earlier positions only.
-
-    Group g of the fused projection holds its queries, then one key and one value:
-    `(groups, queries_per_group + 2, head_dim, hidden)`.
-    """
+    """`proj(softmax(q k^T / sqrt(d)) v)` over earlier positions only."""
 
     def __init__(self, config: ModelConfig, make: ParameterFactory, output_std: float, layer: int):
         super().__init__()
         self.axis, self.sequence_parallel = make.topology.tp, make.sequence_parallel
-        self.head_dim = config.kv_channels
-        self.queries_per_group = config.num_attention_heads // config.num_query_groups
         self.interleaved = config.rotary_interleaved
         width = config.num_attention_heads * config.kv_channels
-        fused = (config.num_query_groups, self.queries_per_group + 2, config.kv_channels)
-        qkv, proj = make.within("qkv"), make.within("proj")
-        self.qkv_weight = qkv.sharded("weight", (*fused, config.hidden_size), 0, std=config.init_method_std)
-        has_qkv_bias = config.add_bias_linear or config.add_qkv_bias
-        self.qkv_bias = qkv.sharded("bias", fused, 0, decay=False) if has_qkv_bias else None
+        self.qkv, proj = QKVProjection(config, make.within("qkv")), make.within("proj")
         self.proj_weight = proj.sharded("weight", (config.hidden_size, width), 1, std=output_std)
         self.proj_bias = (
             proj.replicated("bias", (config.hidden_size,), decay=False) if config.add_bias_linear else None
@@ -63,10 +54,7 @@ class Attention(nn.Module):
 
     def forward(self, x: torch.Tensor, sequences: Sequences) -> torch.Tensor:
         """x: (seq, batch, hidden), a sequence shard with sequence parallelism; the same shape out."""
-        qkv = column_linear(x, self.qkv_weight, self.qkv_bias, self.axis, self.sequence_parallel)
-        # (seq, batch, groups / tp, queries_per_group + 2, head_dim)
-        qkv = qkv.unflatten(-1, (-1, self.queries_per_group + 2, self.head_dim))
-        q, k, v = qkv[..., :-2, :], qkv[..., -2:-1, :], qkv[..., -1:, :]
+        q, k, v = self.qkv(x)
         if sequences.rotation is not None:
             q, k = rope(q, k, *sequences.rotation, interleaved=self.interleaved)
         context = self._attend(q.flatten(2, 3), k.flatten(2, 3), v.flatten(2, 3), sequences)

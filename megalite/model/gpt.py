@@ -99,7 +99,7 @@ class Embedding(nn.Module):
         self, tokens: torch.Tensor, position_ids: torch.Tensor, samples: torch.Tensor
     ) -> torch.Tensor:
         """tokens, position_ids: (batch, seq) -> (seq, batch, hidden), or its sequence shard."""
-        start = record_of(self.tokens).offset
+        start = record_of(self.tokens).offsets[0]
         x = vocab_parallel_embedding(tokens.t(), self.tokens, start, self.axis, self.sequence_parallel)
         if self.positions is not None:
             places = position_ids.t()
@@ -140,7 +140,7 @@ class Head(nn.Module):
         """
         config = self.loss_config
         target = labels.masked_fill(loss_mask == 0, IGNORED).t()  # (seq, batch)
-        place = (target, record_of(self.weight).offset, self.vocab_size, self.axis.group, IGNORED)
+        place = (target, record_of(self.weight).offsets[0], self.vocab_size, self.axis.group, IGNORED)
         smoothing, z_loss = (config.label_smoothing, config.z_loss_coeff) if self.training else (0.0, 0.0)
         if config.cross_entropy_fusion_impl == "native":
             logits = self(x)
@@ -289,5 +289,6 @@ def _vocabulary_tables(
         return VocabularyTables(shared, shared)
     if not (first or last):
         return VocabularyTables(None, None)
-    copy = table("embedding.tokens.weight", sum_grad_over=("embedding",), counted=first)
+    ends = ("embedding",)
+    copy = table("embedding.tokens.weight", replicated_over=ends, sum_grad_over=ends)
     return VocabularyTables(copy if first else None, copy if last else None)

@@ -165,7 +165,7 @@ class GradientBuckets:
             reduction.start()
         for reduction in self._reductions:
             reduction.wait()
-        for name in ("tp", "embedding"):
+        for name in ("tp", "kv", "embedding"):
             self._sum_partial_gradients(self.topology.axis(name))
 
     def _sum_partial_gradients(self, axis: Axis) -> None:

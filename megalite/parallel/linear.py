@@ -7,6 +7,7 @@ schedule can put weight gradients off.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -53,38 +54,51 @@ def _rows(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.reshape(-1, tensor.shape[-1])
 
 
+def _matrix(weight: torch.Tensor) -> torch.Tensor:
+    """(..., k) as a matrix (n, k)."""
+    return weight.view(-1, weight.shape[-1])
+
+
 class _ColumnLinear(torch.autograd.Function):
     """f fused into the product: identity forward, all-reduce of dx backward.
 
-    With sequence parallelism: all-gather of sequence shards forward, reduce-scatter of dx backward.
+    With sequence parallelism: all-gather of sequence shards forward, reduce-scatter of dx backward. Several
+    weights read the same input, which is then gathered once, and their parts of dx are summed before the
+    reduction.
     """
 
     @staticmethod
     def forward(
         ctx: Any,
         x: torch.Tensor,
-        weight: torch.Tensor,
-        bias: torch.Tensor | None,
         axis: Axis,
         sequence_parallel: bool,
-    ) -> torch.Tensor:
-        ctx.save_for_backward(x, weight)  # the shard, not the gathered input
-        ctx.axis, ctx.sequence_parallel, ctx.has_bias = axis, sequence_parallel, bias is not None
+        count: int,
+        *weights_and_biases: torch.Tensor,
+    ) -> tuple[torch.Tensor, ...]:
+        weights, biases = weights_and_biases[:count], weights_and_biases[count:]
+        ctx.save_for_backward(x, *weights)  # the shard, not the gathered input
+        ctx.axis, ctx.sequence_parallel, ctx.has_bias = axis, sequence_parallel, bool(biases)
         whole = finish(start_all_gather(x, axis)) if sequence_parallel else x
-        matrix = weight.view(-1, weight.shape[-1])
-        return nn.functional.linear(whole, matrix, None if bias is None else bias.view(-1))
+        return tuple(
+            nn.functional.linear(whole, _matrix(weight), None if bias is None else bias.view(-1))
+            for weight, bias in zip(weights, biases or (None,) * count, strict=True)
+        )
 
     @staticmethod
-    def backward(ctx: Any, grad_output: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        x, weight = ctx.saved_tensors
+    def backward(ctx: Any, *grad_outputs: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        x, *weights = ctx.saved_tensors
         gathering = start_all_gather(x, ctx.axis) if ctx.sequence_parallel else (x, None)
-        grad_x = grad_output @ weight.view(-1, weight.shape[-1])
+        grads = [_rows(grad) for grad in grad_outputs]
+        grad_x = grads[0] @ _matrix(weights[0])
+        for grad, weight in zip(grads[1:], weights[1:], strict=True):
+            grad_x.addmm_(grad, _matrix(weight))
         start = start_reduce_scatter if ctx.sequence_parallel else start_all_reduce
-        reducing = start(grad_x, ctx.axis)
-        rows = _rows(grad_output)
-        grad_weight = add_weight_gradient(weight, rows, _rows(finish(gathering)))
-        grad_bias = rows.sum(0) if ctx.has_bias else None
-        return finish(reducing), grad_weight, grad_bias, None, None
+        reducing = start(grad_x.view(*grad_outputs[0].shape[:-1], -1), ctx.axis)
+        rows = _rows(finish(gathering))
+        grad_weights = [add_weight_gradient(*each, rows) for each in zip(weights, grads, strict=True)]
+        grad_biases = [grad.sum(0) for grad in grads] if ctx.has_bias else []
+        return finish(reducing), None, None, None, *grad_weights, *grad_biases
 
 
 class _PartialLinear(torch.autograd.Function):
@@ -110,8 +124,23 @@ def column_linear(
     x: (seq, batch, k), or its shard (seq / tp, batch, k) with `sequence_parallel`; weight: (..., k), seen
     as (n / tp, k); returns (seq, batch, n / tp).
     """
-    flat_bias = None if bias is None else bias.reshape(-1)
-    return _ColumnLinear.apply(x, weight, flat_bias, axis, sequence_parallel)
+    biases = () if bias is None else (bias,)
+    return column_linears(x, (weight,), biases, axis, sequence_parallel)[0]
+
+
+def column_linears(
+    x: torch.Tensor,
+    weights: Iterable[torch.Tensor],
+    biases: Iterable[torch.Tensor],
+    axis: Axis,
+    sequence_parallel: bool,
+) -> tuple[torch.Tensor, ...]:
+    """`column_linear` of several weights on one input, communicated once; `biases`: one each, or none."""
+    weights, biases = tuple(weights), [bias.reshape(-1) for bias in biases]
+    outputs: tuple[torch.Tensor, ...] = _ColumnLinear.apply(
+        x, axis, sequence_parallel, len(weights), *weights, *biases
+    )
+    return outputs
 
 
 def row_linear(

@@ -24,11 +24,11 @@ class ParamRecord:
     """How one local parameter belongs to its global tensor.
 
     `name`, `global_shape`: of the whole tensor, padding not counted.
-    `split_dim`, `offset`: the dimension cut over the tp axis and where the local part starts on it (None,
-    0: replicated).
+    `offsets`: where the local part, a rectangle, starts in it; () at its first element.
+    `replicated_over`: axes, besides dp, whose ranks all hold this same part.
     `sum_grad_over`: axes, besides dp, over which the local gradient is only a partial sum.
-    `counted`: whether this rank's copy counts in the gradient norm and is the one written to checkpoints:
-    true on one rank of each set of replicas in a copy of the model.
+    `counted`: whether this rank's copy counts in the gradient norm: true on one rank of each set of replicas
+    in a copy of the model.
     `decay`: whether weight decay applies.
     `uses`: how often a backward pass adds to the gradient (2 for an embedding that is also the head of the
     same stage).
@@ -36,8 +36,8 @@ class ParamRecord:
 
     name: str
     global_shape: tuple[int, ...]
-    split_dim: int | None = None
-    offset: int = 0
+    offsets: tuple[int, ...] = ()
+    replicated_over: tuple[str, ...] = ()
     sum_grad_over: tuple[str, ...] = ()
     counted: bool = True
     decay: bool = True
@@ -83,22 +83,18 @@ def global_block(parameter: torch.Tensor) -> tuple[tuple[int, ...], tuple[int, .
     Sizes are smaller than the local shape where the local part ends in padding (vocabulary rows beyond the
     last token), possibly 0.
     """
-    record = record_of(parameter)
-    offsets = [0] * len(record.global_shape)
-    sizes = list(record.global_shape)
-    if record.split_dim is not None:
-        dim = record.split_dim
-        offsets[dim] = min(record.offset, record.global_shape[dim])
-        sizes[dim] = max(0, min(parameter.shape[dim], record.global_shape[dim] - record.offset))
-    return tuple(offsets), tuple(sizes)
+    shape, starts = record_of(parameter).global_shape, record_of(parameter).offsets
+    offsets = tuple(map(min, starts or (0,) * len(shape), shape))
+    sizes = tuple(
+        min(length, full - offset)
+        for length, full, offset in zip(parameter.shape, shape, offsets, strict=True)
+    )
+    return offsets, sizes
 
 
 def narrow_to_block(tensor: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
     """View of `tensor` (shaped as `parameter`) without the padding, which is not of the global tensor."""
-    record = record_of(parameter)
-    if record.split_dim is None:
-        return tensor
-    return tensor.narrow(record.split_dim, 0, global_block(parameter)[1][record.split_dim])
+    return tensor[tuple(slice(size) for size in global_block(parameter)[1])]
 
 
 def seeded_normal(
@@ -157,8 +153,8 @@ class ParameterFactory:
         std: float = 0.0,
         padded: int | None = None,
         decay: bool = True,
+        replicated_over: tuple[str, ...] = (),
         sum_grad_over: tuple[str, ...] = (),
-        counted: bool = True,
         uses: int = 1,
     ) -> nn.Parameter:
         """A parameter whose `split_dim` is cut over the tp axis.
@@ -174,11 +170,18 @@ class ParameterFactory:
                 f"{tp.size}"
             )
         part = length // tp.size
-        record = ParamRecord(
-            self.prefix + name, shape, split_dim, tp.rank * part, sum_grad_over, counted, decay, uses
+        offsets = tuple(tp.rank * part if dim == split_dim else 0 for dim in range(len(shape)))
+        return self.part(
+            name,
+            shape,
+            offsets,
+            (*shape[:split_dim], part, *shape[split_dim + 1 :]),
+            std=std,
+            decay=decay,
+            replicated_over=replicated_over,
+            sum_grad_over=sum_grad_over,
+            uses=uses,
         )
-        local = (*shape[:split_dim], part, *shape[split_dim + 1 :])
-        return self._make(record, local, std=std, constant=0.0)
 
     def replicated(
         self,
@@ -190,24 +193,45 @@ class ParameterFactory:
         decay: bool = True,
     ) -> nn.Parameter:
         """A parameter that every tp rank holds whole; with sequence parallelism its gradient is partial."""
-        record = ParamRecord(
-            self.prefix + name,
+        return self.part(
+            name,
             shape,
-            sum_grad_over=("tp",) if self.sequence_parallel else (),
-            counted=self.topology.tp.rank == 0,
+            (0,) * len(shape),
+            shape,
+            std=std,
+            constant=constant,
             decay=decay,
+            replicated_over=("tp",),
+            sum_grad_over=("tp",) if self.sequence_parallel else (),
         )
-        return self._make(record, shape, std=std, constant=constant)
 
-    def _make(
-        self, record: ParamRecord, local_shape: tuple[int, ...], std: float, constant: float
+    def part(
+        self,
+        name: str,
+        shape: tuple[int, ...],
+        offsets: tuple[int, ...],
+        sizes: tuple[int, ...],
+        *,
+        std: float = 0.0,
+        constant: float = 0.0,
+        decay: bool = True,
+        replicated_over: tuple[str, ...] = (),
+        sum_grad_over: tuple[str, ...] = (),
+        uses: int = 1,
     ) -> nn.Parameter:
-        data = torch.full(local_shape, constant, dtype=self.dtype, device=self.topology.device)
+        """The rectangle of `sizes` at `offsets` of a global tensor of `shape`, drawn with `std` or constant.
+
+        What lies beyond the global tensor is padding: `constant` there too.
+        """
+        first = all(self.topology.axis(axis).rank == 0 for axis in replicated_over)
+        record = ParamRecord(
+            self.prefix + name, shape, offsets, replicated_over, sum_grad_over, first, decay, uses
+        )
+        data = torch.full(sizes, constant, dtype=self.dtype, device=self.topology.device)
         parameter = nn.Parameter(data)
         parameter._record = record  # type: ignore[attr-defined]
         if std:
-            offsets, sizes = global_block(parameter)
-            values = _initial_block(self.seed, record, offsets, sizes, std)
+            values = _initial_block(self.seed, record, *global_block(parameter), std)
             with torch.no_grad():
                 narrow_to_block(parameter, parameter).copy_(values)
         return parameter

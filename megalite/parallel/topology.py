@@ -34,7 +34,8 @@ class Topology:
     """All that a process knows about its place.
 
     `model` is tp x pp at one dp coordinate: the ranks that together hold one copy of the model.
-    `embedding` joins the first and the last stage, which share tied embeddings.
+    `embedding` joins the first and the last stage, which share tied embeddings. `kv` joins the tp ranks
+    that share a key/value head, where there are fewer of these than ranks.
     """
 
     rank: int
@@ -45,22 +46,28 @@ class Topology:
     model: Axis
     embedding: Axis
     device: torch.device
+    kv: Axis = Axis("kv")
 
     def axis(self, name: str) -> Axis:
-        """The axis called `name`: tp, dp, pp, model or embedding."""
+        """The axis called `name`: tp, dp, pp, model, embedding or kv."""
         axis = getattr(self, name)
         if not isinstance(axis, Axis):
             raise KeyError(f"no axis {name!r}")
         return axis
 
 
-def axis_ranks(world_size: int, tensor: int, pipeline: int) -> dict[str, list[tuple[int, ...]]]:
+def axis_ranks(
+    world_size: int, tensor: int, pipeline: int, kv_replicas: int = 1
+) -> dict[str, list[tuple[int, ...]]]:
     """For each axis the list of its rank tuples, in the one order in which every process creates the groups.
 
-    Raises ValueError when `tensor * pipeline` does not divide `world_size`.
+    `kv_replicas`: tp ranks, neighbours, that share a key/value head. Raises ValueError when
+    `tensor * pipeline` does not divide `world_size`, or `kv_replicas` does not divide `tensor`.
     """
     if world_size % (tensor * pipeline):
         raise ValueError(f"world size {world_size} is not divisible by tensor {tensor} x pipeline {pipeline}")
+    if tensor % kv_replicas:
+        raise ValueError(f"tensor {tensor} is not divisible by {kv_replicas} replicas of each key/value head")
     block = torch.arange(world_size).view(pipeline, -1, tensor)  # (pp, dp, tp)
 
     def rows(order: tuple[int, int, int], length: int) -> list[tuple[int, ...]]:
@@ -73,23 +80,28 @@ def axis_ranks(world_size: int, tensor: int, pipeline: int) -> dict[str, list[tu
         "pp": pipelines,
         "model": rows((1, 0, 2), tensor * pipeline),
         "embedding": [(row[0], row[-1]) if pipeline > 1 else row for row in pipelines],
+        "kv": rows((0, 1, 2), kv_replicas),
     }
 
 
 def build_topology(
-    tensor: int, pipeline: int, device: torch.device, timeout: timedelta = timedelta(minutes=10)
+    tensor: int,
+    pipeline: int,
+    device: torch.device,
+    timeout: timedelta = timedelta(minutes=10),
+    kv_replicas: int = 1,
 ) -> Topology:
     """Create every group this job needs, eagerly and in the same order on all ranks.
 
     Needs an initialised process group when there is more than one process. `timeout` bounds each later
-    collective: subgroups do not inherit the default group's. Raises ValueError when tensor x pipeline does
-    not divide the world size.
+    collective: subgroups do not inherit the default group's. `kv_replicas`: see `axis_ranks`, which also
+    says when ValueError is raised.
     """
     world_size = dist.get_world_size() if dist.is_initialized() else 1
     rank = dist.get_rank() if dist.is_initialized() else 0
     made: dict[tuple[tuple[int, ...], ...], dist.ProcessGroup | None] = {}
     axes: dict[str, Axis] = {}
-    for name, rows in axis_ranks(world_size, tensor, pipeline).items():
+    for name, rows in axis_ranks(world_size, tensor, pipeline, kv_replicas).items():
         shared = tuple(row for row in rows if len(row) > 1)
         if shared and shared not in made:  # e.g. model equals tp when there is one stage
             made[shared], _ = dist.new_subgroups_by_enumeration(

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 
-from megalite.config import Config, ConfigErrors, exit_with_errors, parse_or_exit
+from megalite.config import Config, ConfigErrors, exit_with_errors, kv_replicas, parse_or_exit
 from megalite.training.launcher import Place, place_of
 
 
@@ -46,7 +46,8 @@ def _run(config: Config, place: Place) -> int:
     try:
         with _process_group(backend_for(device, parallel.distributed_backend), place, timeout):
             tensor, pipeline = parallel.tensor_model_parallel_size, parallel.pipeline_model_parallel_size
-            run(config, build_topology(tensor, pipeline, device, timeout))
+            replicas = kv_replicas(config.model, tensor)
+            run(config, build_topology(tensor, pipeline, device, timeout, replicas))
     except (TrainingError, CheckpointError) as error:  # the same on every rank
         if place.rank == 0:
             print(f"error: {error}", file=sys.stderr, flush=True)

@@ -24,7 +24,12 @@ ONE_ERROR = [
     (
         "--tensor-model-parallel-size 4 --group-query-attention --num-query-groups 6",
         4,
-        "--num-query-groups 6: 6 query groups not divisible by TP 4; valid TP: 1,2,3,6",
+        "--num-query-groups 6: 6 query groups not divisible by TP 4, nor TP by them; valid TP: 1,2,3,6,12",
+    ),
+    (
+        "--tensor-model-parallel-size 6 --group-query-attention --num-query-groups 4",
+        6,
+        "--num-query-groups 4: 4 query groups not divisible by TP 6, nor TP by them; valid TP: 1,2,4,12",
     ),
     (
         "--tensor-model-parallel-size 4 --ffn-hidden-size 90",

@@ -65,12 +65,14 @@ MODELS = {
     ),
     "llama-tied": replace(
         LLAMA,
+        num_query_groups=1,  # multi-query: one key and value for all ranks
         position_embedding_type="yarn",
         yarn_rotary_scaling_factor=4.0,
         yarn_original_max_position_embeddings=SEQ,
     ),
     "mixed": replace(
         LLAMA,
+        num_query_groups=2,
         swiglu=False,
         add_qkv_bias=True,
         rotary_percent=0.5,

@@ -5,14 +5,15 @@ from __future__ import annotations
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 
 import torch
 from torch import Tensor, nn
 
-from megalite.config import Config
+from megalite.config import Config, kv_replicas
 from megalite.parallel.buckets import main_grad
 from megalite.parallel.params import global_block, narrow_to_block, record_of
-from megalite.parallel.topology import build_topology
+from megalite.parallel.topology import Topology, build_topology
 from megalite.training.step import Trainer
 from tests.matrix.batches import microbatches
 from tests.matrix.cases import LEARNING_RATES, STEPS, Layout
@@ -49,10 +50,21 @@ def randomize(parameters: Sequence[nn.Parameter]) -> None:
             narrow_to_block(parameter, parameter).copy_(values)
 
 
+def topologies(layout: Layout, configs: Sequence[Config]) -> list[Topology]:
+    """A topology for each config; one for all that share key/value heads alike."""
+    replicas = [kv_replicas(config.model, layout.tensor) for config in configs]
+    made = {
+        number: build_topology(
+            layout.tensor, layout.pipeline, torch.device("cpu"), timedelta(minutes=2), number
+        )
+        for number in dict.fromkeys(replicas)
+    }
+    return [made[number] for number in replicas]
+
+
 def train_three_steps(layout: Layout, configs: Sequence[Config]) -> list[Trained]:
-    topology = build_topology(layout.tensor, layout.pipeline, torch.device("cpu"))
     results = []
-    for config in configs:
+    for config, topology in zip(configs, topologies(layout, configs), strict=True):
         trainer = Trainer(config, topology)
         parameters = trainer.buckets.parameters
         randomize(parameters)
@@ -71,16 +83,14 @@ def train_three_steps(layout: Layout, configs: Sequence[Config]) -> list[Trained
 
 
 def initial_weights(layout: Layout, configs: Sequence[Config]) -> list[list[LocalBlock]]:
-    topology = build_topology(layout.tensor, layout.pipeline, torch.device("cpu"))
-    trainers = [Trainer(config, topology) for config in configs]
+    trainers = list(map(Trainer, configs, topologies(layout, configs)))
     return [[local_block(parameter, parameter) for parameter in one.buckets.parameters] for one in trainers]
 
 
 def printed_losses(layout: Layout, configs: Sequence[Config], steps: int) -> list[list[float]]:
     """This rank's parts of the losses of so many steps on the same three batches over and over."""
-    topology = build_topology(layout.tensor, layout.pipeline, torch.device("cpu"))
     results = []
-    for config in configs:
+    for config, topology in zip(configs, topologies(layout, configs), strict=True):
         trainer = Trainer(config, topology)
         losses = []
         for step in range(steps):
@@ -101,9 +111,8 @@ class Outcomes:
 
 
 def outcomes(layout: Layout, configs: Sequence[Config], steps: int) -> list[Outcomes]:
-    topology = build_topology(layout.tensor, layout.pipeline, torch.device("cpu"))
     results = []
-    for config in configs:
+    for config, topology in zip(configs, topologies(layout, configs), strict=True):
         trainer = Trainer(config, topology)
         one = Outcomes([], [], [], [])
         for step in range(steps):

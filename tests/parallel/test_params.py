@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 import torch
 
+from megalite.config import ModelConfig, kv_replicas
+from megalite.model.qkv import QKVProjection
 from megalite.parallel.params import (
     ParameterFactory,
     global_block,
@@ -16,10 +18,11 @@ from megalite.parallel.params import (
 from megalite.parallel.topology import Axis, Topology
 
 
-def _factory(tp_size: int, tp_rank: int, seed: int = 7) -> ParameterFactory:
+def _factory(tp_size: int, tp_rank: int, seed: int = 7, kv_size: int = 1) -> ParameterFactory:
     axes = {name: Axis(name) for name in ("dp", "pp", "model", "embedding")}
     tp = Axis("tp", tp_size, tp_rank, None, tuple(range(tp_size)))
-    topology = Topology(tp_rank, tp_size, tp=tp, **axes, device=torch.device("cpu"))
+    kv = Axis("kv", kv_size, tp_rank % kv_size)
+    topology = Topology(tp_rank, tp_size, tp=tp, **axes, device=torch.device("cpu"), kv=kv)
     return ParameterFactory(topology, torch.float64, seed)
 
 
@@ -77,6 +80,48 @@ def test_replicas_are_counted_once() -> None:
         record_of(_factory(2, rank).replicated("norm", (4,), constant=1.0)).counted for rank in range(2)
     ]
     assert counted == [True, False]
+
+
+@pytest.mark.parametrize(("groups", "tp"), [(2, 4), (1, 4), (2, 8), (4, 4), (4, 2)])
+def test_queries_are_held_once_and_shared_keys_and_values_counted_once(groups: int, tp: int) -> None:
+    """Of the one global weight, whatever tp; each rank's heads are those that its attention output uses."""
+    config = ModelConfig(
+        num_layers=1,
+        hidden_size=16,
+        num_attention_heads=8,
+        num_query_groups=groups,
+        seq_length=4,
+        max_position_embeddings=4,
+        vocab_size=8,
+        kv_channels=3,
+        add_qkv_bias=True,
+    )
+    per_group, kv_size = 8 // groups, kv_replicas(config, tp)
+    shape = (groups, per_group + 2, 3, 16)
+    whole = QKVProjection(config, _factory(1, 0)).weights[0]
+    held, counted = torch.zeros(shape[:2]), torch.zeros(shape[:2])
+    for rank in range(tp):
+        projection = QKVProjection(config, _factory(tp, rank, kv_size=kv_size))
+        assert len(projection.weights) == len(projection.biases) == (2 if kv_size > 1 else 1)
+        for weight, bias in zip(projection.weights, projection.biases, strict=True):
+            record = record_of(weight)
+            assert (record.name, record.global_shape) == ("weight", shape)
+            offsets, sizes = global_block(weight)
+            assert (offsets[:3], sizes[:3]) == global_block(bias)
+            place = tuple(slice(start, start + size) for start, size in zip(offsets, sizes, strict=True))
+            assert torch.equal(weight, whole[place])
+            held[place[:2]] += 1
+            counted[place[:2]] += record.counted
+            assert record.counted == record_of(bias).counted
+            shared = ("kv",) if kv_size > 1 and offsets[1] == per_group else ()
+            assert record.sum_grad_over == record.replicated_over == shared
+        heads = torch.arange(groups * per_group).view(groups, per_group)
+        block = global_block(projection.weights[0])
+        mine = heads[block[0][0] : block[0][0] + block[1][0], block[0][1] : block[0][1] + projection.queries]
+        assert mine.flatten().tolist() == list(range(rank * 8 // tp, (rank + 1) * 8 // tp))
+    assert (held[:, :per_group] == 1).all()
+    assert (held[:, per_group:] == kv_size).all()
+    assert (counted == 1).all()
 
 
 def test_a_parameter_without_a_record_is_refused() -> None:

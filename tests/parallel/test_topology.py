@@ -12,6 +12,7 @@ import torch.distributed as dist
 from megalite.parallel.topology import axis_ranks, build_topology
 from tests.pool import WorkerPool
 
+NAMES = ("tp", "dp", "pp", "model", "embedding", "kv")
 LAYOUTS = [(tp, pp, dp) for tp in (1, 2, 4) for pp in (1, 2, 4) for dp in (1, 2, 3)]
 
 
@@ -59,20 +60,28 @@ def test_tensor_parallel_ranks_are_neighbours() -> None:
     assert axis_ranks(8, 2, 2)["embedding"] == [(0, 4), (1, 5), (2, 6), (3, 7)]
 
 
+def test_ranks_that_share_a_key_value_head_are_neighbours_on_the_tensor_parallel_axis() -> None:
+    assert axis_ranks(8, 4, 2, kv_replicas=2)["kv"] == [(0, 1), (2, 3), (4, 5), (6, 7)]
+    assert axis_ranks(8, 4, 2, kv_replicas=4)["kv"] == axis_ranks(8, 4, 2)["tp"]
+    assert axis_ranks(8, 4, 2)["kv"] == [(rank,) for rank in range(8)]
+
+
 def test_a_world_that_does_not_divide_is_refused() -> None:
     with pytest.raises(ValueError, match="world size 6 is not divisible by tensor 2 x pipeline 2"):
         axis_ranks(6, 2, 2)
+    with pytest.raises(ValueError, match="tensor 4 is not divisible by 3 replicas of each key/value head"):
+        axis_ranks(8, 4, 1, kv_replicas=3)
 
 
 def test_one_process_has_no_groups() -> None:
     topology = build_topology(1, 1, torch.device("cpu"))
-    for name in ("tp", "dp", "pp", "model", "embedding"):
+    for name in NAMES:
         assert topology.axis(name).group is None
 
 
 def _sum_over_each_axis(tensor: int, pipeline: int) -> None:
-    topology = build_topology(tensor, pipeline, torch.device("cpu"))
-    for name in ("tp", "dp", "pp", "model", "embedding"):
+    topology = build_topology(tensor, pipeline, torch.device("cpu"), kv_replicas=tensor // 2 or 1)
+    for name in NAMES:
         axis = topology.axis(name)
         total = torch.tensor([topology.rank])
         if axis.group is not None:
@@ -81,6 +90,6 @@ def _sum_over_each_axis(tensor: int, pipeline: int) -> None:
         assert axis.ranks[axis.rank] == topology.rank
 
 
-@pytest.mark.parametrize(("tp", "pp"), [(2, 2), (1, 4), (2, 1), (1, 8)])
+@pytest.mark.parametrize(("tp", "pp"), [(2, 2), (1, 4), (2, 1), (1, 8), (4, 2), (8, 1)])
 def test_groups_hold_the_ranks_of_their_axis(pool: WorkerPool, tp: int, pp: int) -> None:
     pool.run(8, _sum_over_each_axis, tp, pp)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from math import gcd
 
 from megalite.config.pipeline_split import pipeline_schedule, stage_layers, virtual_stages
 from megalite.config.rules.rule import Candidate, Finding, divisors, listed, multiples_around, reads
@@ -42,14 +41,10 @@ def groups_are_divisible(c: Candidate) -> Iterator[Finding]:
     groups, heads = c.config.model.num_query_groups, c.config.model.num_attention_heads
     if groups == heads:
         return  # the rule of the heads says it
-    if groups % c.tp:
-        both = listed(divisors(gcd(groups, heads)))
-        yield (
-            "num_query_groups",
-            groups,
-            f"{groups} query groups not divisible by TP {c.tp}",
-            f"valid TP: {both}",
-        )
+    if groups % c.tp and c.tp % groups:
+        valid = [tp for tp in divisors(heads) if groups % tp == 0 or tp % groups == 0]
+        rule = f"{groups} query groups not divisible by TP {c.tp}, nor TP by them"
+        yield "num_query_groups", groups, rule, f"valid TP: {listed(valid)}"
 
 
 @reads("ffn_hidden_size", "swiglu", "hidden_size", TP)

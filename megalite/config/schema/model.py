@@ -41,7 +41,7 @@ class ModelConfig:
         None,
         "Key/value heads a block; used with --group-query-attention. 8 is common. Trap kept from Megatron: "
         "with --group-query-attention and no value it is 1, which is multi-query attention. Without GQA: "
-        "one a query head.",
+        "one a query head. With fewer than tensor-parallel ranks, ranks share a head and each holds it.",
         minimum=1,
         maximum=MOST_CHANNELS,
     )
