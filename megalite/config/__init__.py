@@ -13,7 +13,13 @@ from megalite.config.derived import (
 )
 from megalite.config.errors import ConfigError, ConfigErrors, exit_with_errors
 from megalite.config.parse import config_from_dict, parse, parse_or_exit, validate
-from megalite.config.pipeline_split import pipeline_schedule, split_layers, stage_layers, virtual_stages
+from megalite.config.pipeline_split import (
+    pipeline_schedule,
+    split_layers,
+    stage_count,
+    stage_layers,
+    virtual_stages,
+)
 from megalite.config.schema import (
     BatchConfig,
     CheckpointConfig,
@@ -63,6 +69,7 @@ __all__ = [
     "schedule_samples",
     "split_layers",
     "split_sample_counts",
+    "stage_count",
     "stage_layers",
     "to_dict",
     "to_yaml",

@@ -25,6 +25,7 @@ ALTERNATIVES: tuple[tuple[tuple[str, ...], ...], ...] = (
     (("lr_warmup_fraction",), ("lr_warmup_iters",), ("lr_warmup_samples",)),
     (("lr_decay_iters",), ("lr_decay_samples",)),
     (("lr_wsd_decay_iters",), ("lr_wsd_decay_samples",)),
+    (("pipeline_schedule",), ("pipeline_schedule_csv",)),
 )
 # What a switch that is off leaves without a meaning: switched off in a later layer, it takes these along.
 ONLY_WITH = {"group_query_attention": ("num_query_groups",)}

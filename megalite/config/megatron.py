@@ -20,9 +20,6 @@ NOT_YET = {
         "leave it out; to save memory lower --micro-batch-size, or raise --tensor-model-parallel-size with "
         "--sequence-parallel"
     ),
-    "--pipeline-model-parallel-layout": (
-        "use --decoder-first-pipeline-num-layers and --decoder-last-pipeline-num-layers for uneven stages"
-    ),
     "--optimizer-cpu-offload": "leave it out: optimizer state stays on the device",
     "--grad-reduce-in-bf16": "leave it out: gradients are accumulated and reduced in fp32",
     "--rotary-seq-len-interpolation-factor": (

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Sequence
+
+from megalite.config.pipeline_layout import layers_of_stages
+from megalite.config.schedule_file import read_schedule_file
 from megalite.config.schema import Config
 
 
@@ -33,13 +38,15 @@ def split_layers(
     sizes = [share - surplus[place] if count is None else count for place, count in enumerate(counts)]
     if rest or min(sizes) < 0 or sum(sizes) != num_layers:
         raise ValueError(f"{num_layers} layers do not come out even over {stages} stages")
-    starts = [sum(sizes[:place]) for place in range(stages)]
-    return [range(start, start + size) for start, size in zip(starts, sizes, strict=True)]
+    return _ranges(sizes)
 
 
 def virtual_stages(config: Config) -> int:
-    """Model chunks that each pipeline rank holds."""
+    """Model chunks that each pipeline rank holds. Raises ValueError for a layout that cannot be read."""
     parallel = config.parallel
+    if parallel.pipeline_model_parallel_layout is not None:
+        stages = len(layers_of_stages(parallel.pipeline_model_parallel_layout))
+        return max(stages // parallel.pipeline_model_parallel_size, 1)
     if pipeline_schedule(config) == "zbv":
         return 2
     if parallel.num_virtual_stages_per_pipeline_rank is not None:
@@ -55,18 +62,39 @@ def pipeline_schedule(config: Config) -> str:
     parallel = config.parallel
     if parallel.pipeline_schedule is not None:
         return parallel.pipeline_schedule
+    if parallel.pipeline_model_parallel_layout is not None:
+        return "1f1b" if virtual_stages(config) == 1 else "interleaved"
     virtual = (parallel.num_virtual_stages_per_pipeline_rank, parallel.num_layers_per_virtual_pipeline_stage)
     return "1f1b" if virtual == (None, None) else "interleaved"
 
 
-def stage_layers(config: Config) -> list[range]:
-    """The layers of every stage, chunk after chunk. Raises ValueError when they do not come out even."""
+def stage_count(config: Config) -> int:
+    """Stages of the whole pipeline. Raises ValueError for a layout or table that cannot be read."""
     parallel = config.parallel
+    if parallel.pipeline_schedule_csv is not None:
+        return read_schedule_file(parallel.pipeline_schedule_csv).num_stages
+    return parallel.pipeline_model_parallel_size * virtual_stages(config)
+
+
+def stage_layers(config: Config) -> list[range]:
+    """The layers of every stage, in the order of the forward pass.
+
+    Raises ValueError when they do not come out even, and for a layout or table that cannot be read.
+    """
+    parallel = config.parallel
+    if parallel.pipeline_model_parallel_layout is not None:
+        return _ranges(layers_of_stages(parallel.pipeline_model_parallel_layout))
     return split_layers(
         config.model.num_layers,
-        parallel.pipeline_model_parallel_size * virtual_stages(config),
+        stage_count(config),
         first=parallel.decoder_first_pipeline_num_layers,
         last=parallel.decoder_last_pipeline_num_layers,
         embedding_is_layer=parallel.account_for_embedding_in_pipeline_split,
         loss_is_layer=parallel.account_for_loss_in_pipeline_split,
     )
+
+
+def _ranges(sizes: Sequence[int]) -> list[range]:
+    """[2, 3] -> [range(0, 2), range(2, 5)]."""
+    ends = list(itertools.accumulate(sizes))
+    return [range(end - size, end) for size, end in zip(sizes, ends, strict=True)]

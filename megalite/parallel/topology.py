@@ -7,7 +7,8 @@ over it is the identity.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from datetime import timedelta
 
 import torch
@@ -110,3 +111,21 @@ def build_topology(
         mine = next((row for row in rows if rank in row), (rank,))
         axes[name] = Axis(name, len(mine), mine.index(rank), made[shared] if len(mine) > 1 else None, mine)
     return Topology(rank, world_size, **axes, device=device)
+
+
+def join_ends(
+    topology: Topology, pipelines: Sequence[tuple[int, ...]], ends: tuple[int, int], timeout: timedelta
+) -> Topology:
+    """`topology` with an `embedding` axis for a pipeline whose first and last stage are on the ranks `ends`.
+
+    `pipelines`: every row of the pp axis, the same on all ranks. A collective when the ends are not those
+    that `build_topology` joins.
+    """
+    first, last = ends
+    if first == last or (first, last) == (0, topology.pp.size - 1):
+        return topology
+    rows = [(row[first], row[last]) for row in pipelines]
+    group, _ = dist.new_subgroups_by_enumeration([list(row) for row in rows], timeout=timeout)
+    mine = next((row for row in rows if topology.rank in row), (topology.rank,))
+    axis = Axis("embedding", len(mine), mine.index(topology.rank), group if len(mine) > 1 else None, mine)
+    return replace(topology, embedding=axis)

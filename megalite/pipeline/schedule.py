@@ -64,6 +64,11 @@ class Schedule:
         """The rank that holds `stage`, None beyond the ends of the chain."""
         return self._ranks.get(stage)
 
+    @property
+    def ends(self) -> tuple[int, int]:
+        """The ranks that hold the first and the last stage."""
+        return self._ranks[0], self._ranks[self.num_stages - 1]
+
     @cached_property
     def _ranks(self) -> dict[int, int]:
         return {stage: rank for rank, chunks in enumerate(self.stages) for stage in chunks}

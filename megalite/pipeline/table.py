@@ -3,37 +3,32 @@
 from __future__ import annotations
 
 import csv
-import re
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from megalite.config.schedule_file import read_schedule_file
 from megalite.pipeline.checker import check
 from megalite.pipeline.schedule import Action, Kind, Schedule
 from megalite.pipeline.simulation import ScheduleError, Timeline, in_flight_peaks, simulate
 
-CELL = re.compile(r"(\d+)([FBIW])(\d+)")
-
 
 def read_csv(path: Path) -> Schedule:
-    """The checked schedule in `path`: a line a rank, a cell `<stage><kind><micro-batch>` an action.
+    """The checked schedule in `path`, of the form that `config.schedule_file` tells.
 
-    B is a full backward; I and W are its input- and weight-gradient parts. Empty cells are skipped. A rank's
-    chunks are its stages in ascending order. Raises ScheduleError for cells of another form and for tables
-    that cannot be run.
+    A rank's chunks are its stages in ascending order; any placement of stages on ranks will do. Raises
+    ScheduleError for cells of another form and for tables that cannot be run.
     """
-    with path.open(newline="") as lines:
-        rows = [_parse_row(row, f"{path}, line {number}") for number, row in enumerate(csv.reader(lines), 1)]
-    cells = [cell for row in rows for cell in row]
-    if not cells:
-        raise ScheduleError(f"{path} holds no actions")
-    stages = tuple(tuple(sorted({stage for stage, _, _ in row})) for row in rows)
+    try:
+        file = read_schedule_file(path)
+    except ValueError as error:
+        raise ScheduleError(str(error)) from None
+    stages = tuple(tuple(sorted({stage for stage, _, _ in cells})) for cells in file.ranks)
     actions = tuple(
-        tuple(Action(kind, microbatch, chunks.index(stage)) for stage, kind, microbatch in row)
-        for row, chunks in zip(rows, stages, strict=True)
+        tuple(Action(Kind(kind), microbatch, place[stage]) for stage, kind, microbatch in cells)
+        for cells, place in zip(file.ranks, map(_chunk_numbers, stages), strict=True)
     )
-    microbatches = 1 + max(microbatch for _, _, microbatch in cells)
-    unbounded = Schedule(str(path), microbatches, actions, stages, (), sends_in_flight=len(cells))
+    most = sum(map(len, actions))
+    unbounded = Schedule(str(path), file.microbatches, actions, stages, (), sends_in_flight=most)
     schedule = replace(unbounded, max_in_flight=in_flight_peaks(unbounded))
     check(schedule)
     return replace(schedule, sends_in_flight=_free_sends(schedule))
@@ -71,23 +66,25 @@ def draw(timeline: Timeline) -> str:
     return "\n".join(lines)
 
 
-def _parse_row(row: Sequence[str], where: str) -> list[tuple[int, Kind, int]]:
-    cells = []
-    for text in filter(None, (cell.strip() for cell in row)):
-        match = CELL.fullmatch(text)
-        if match is None:
-            raise ScheduleError(f"{where}: cell {text!r} is not <stage><F, B, I or W><micro-batch>")
-        cells.append((int(match[1]), Kind(match[2]), int(match[3])))
-    return cells
+def _chunk_numbers(stages: tuple[int, ...]) -> dict[int, int]:
+    return {stage: chunk for chunk, stage in enumerate(stages)}
 
 
 def _free_sends(schedule: Schedule) -> int:
     """The fewest sends in flight, but at least 2, that cost no time when all actions take the same."""
     makespan = simulate(schedule).makespan
-    for sends in range(2, schedule.sends_in_flight):
+
+    def costs_time(sends: int) -> bool:
         try:
-            if simulate(schedule, sends_in_flight=sends).makespan == makespan:
-                return sends
+            return simulate(schedule, sends_in_flight=sends).makespan > makespan
         except ScheduleError:
-            continue
-    return schedule.sends_in_flight
+            return True
+
+    enough = 2
+    while enough < schedule.sends_in_flight and costs_time(enough):
+        enough *= 2
+    too_few = enough // 2
+    while enough - too_few > 1 and enough > 2:
+        middle = (too_few + enough) // 2
+        too_few, enough = (middle, enough) if costs_time(middle) else (too_few, middle)
+    return enough

@@ -9,20 +9,28 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 
-from megalite.config import Config, ConfigErrors, exit_with_errors, kv_replicas, parse_or_exit
+from megalite.config import Config, ConfigError, ConfigErrors, exit_with_errors, kv_replicas, parse_or_exit
+from megalite.pipeline.configured import ConfiguredSchedule
+from megalite.pipeline.simulation import ScheduleError
 from megalite.training.launcher import Place, place_of
 
 
 def main(argv: Sequence[str]) -> int:
     """Train as the command line says, as the rank that the launcher's variables say; returns the exit code.
 
-    A configuration error leaves with code 2 before torch is even imported.
+    A configuration error, also a pipeline table that would deadlock, leaves with code 2 before torch is even
+    imported.
     """
     try:
         place = place_of(os.environ)
     except ConfigErrors as errors:
         exit_with_errors(errors, rank=0)  # no rank can be trusted to be the one that speaks
     config = parse_or_exit(argv, place.world_size, place.rank)
+    try:
+        ConfiguredSchedule(config)
+    except ScheduleError as error:
+        table = ConfigError("--pipeline-schedule-csv", config.parallel.pipeline_schedule_csv, str(error))
+        exit_with_errors([table], place.rank)
     from torch.distributed.elastic.multiprocessing.errors import record
 
     return record(_run)(config, place) or 0

@@ -11,18 +11,19 @@ from math import prod
 import torch
 
 from megalite.checkpoint import Block
-from megalite.config import Config, pipeline_schedule, stage_layers, virtual_stages
+from megalite.config import Config, stage_layers
 from megalite.data.batch import Batch
 from megalite.model.gpt import GPTStage, StagePlace, build_stages
 from megalite.optim.optimizer import Optimizer, StateBlock, StepStats
 from megalite.parallel.buckets import GradientBuckets
 from megalite.parallel.mappings import all_reduce
 from megalite.parallel.params import ParameterFactory, global_block, narrow_to_block, record_of
-from megalite.parallel.topology import Topology, axis_ranks
+from megalite.parallel.topology import Topology, axis_ranks, join_ends
 from megalite.parallel.weight_gradients import WeightGradients
+from megalite.pipeline.configured import ConfiguredSchedule
 from megalite.pipeline.executor import Stage, run_schedule
 from megalite.pipeline.links import build_links
-from megalite.pipeline.schedule import Schedule, forward_only, make_schedule
+from megalite.pipeline.schedule import Schedule, forward_only
 
 
 @dataclass(frozen=True)
@@ -46,21 +47,22 @@ class Trainer:
     """The pipeline stages of this process and all that updates them."""
 
     def __init__(self, config: Config, topology: Topology):
-        self.config, self.topology = config, topology
+        self.config = config
         self.dtype: torch.dtype = getattr(torch, config.precision.params_dtype)
         parallel = config.parallel
+        self.schedule = ConfiguredSchedule(config)
+        placement, layers = self.schedule.placement, stage_layers(config)
+        pipelines = axis_ranks(
+            topology.world_size, parallel.tensor_model_parallel_size, parallel.pipeline_model_parallel_size
+        )["pp"]
+        timeout = timedelta(minutes=parallel.distributed_timeout_minutes)
+        self.topology = topology = join_ends(topology, pipelines, placement.ends, timeout)
         make = ParameterFactory(topology, self.dtype, config.run.seed, parallel.sequence_parallel)
-        placement = self._schedule(microbatches=1)
-        layers = stage_layers(config)
         places = [
             StagePlace(layers[stage], first=stage == 0, last=stage == len(layers) - 1)
             for stage in placement.stages[topology.pp.rank]
         ]
         self.stages = build_stages(config.model, make, places, config.loss)
-        pipelines = axis_ranks(
-            topology.world_size, parallel.tensor_model_parallel_size, parallel.pipeline_model_parallel_size
-        )["pp"]
-        timeout = timedelta(minutes=parallel.distributed_timeout_minutes)
         self.links = build_links(placement, pipelines, topology.device, timeout)
         parameters = [parameter for stage in self.stages for parameter in stage.parameters()]
         self.buckets = GradientBuckets(
@@ -75,7 +77,7 @@ class Trainer:
         tokens = all_reduce(valid_tokens(microbatches), self.topology.dp).clamp(min=1)
         self.buckets.start_step(len(microbatches))
         losses = self._run(
-            self._schedule(len(microbatches)),
+            self.schedule.of(len(microbatches)),
             microbatches,
             normaliser=tokens,
             loss_grad=self.optimizer.loss_scale,
@@ -93,7 +95,7 @@ class Trainer:
             stage.eval()
         for _ in range(iterations):
             microbatches = next(batches)
-            for loss in self._run(forward_only(self._schedule(len(microbatches))), microbatches):
+            for loss in self._run(forward_only(self.schedule.of(len(microbatches))), microbatches):
                 total[0] += loss
             if self.stages[-1].head is not None:
                 total[1] += valid_tokens(microbatches)
@@ -131,16 +133,6 @@ class Trainer:
             loss_grad=loss_grad,
             weight_gradients=weight_gradients,
             sends_in_flight=schedule.sends_in_flight,
-        )
-
-    def _schedule(self, microbatches: int) -> Schedule:
-        parallel = self.config.parallel
-        return make_schedule(
-            pipeline_schedule(self.config),
-            parallel.pipeline_model_parallel_size,
-            microbatches,
-            virtual_stages(self.config),
-            parallel.microbatch_group_size_per_virtual_pipeline_stage,
         )
 
     def blocks(self, with_optimizer: bool = True) -> Iterator[Block]:

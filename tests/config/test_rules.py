@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from megalite.config import validate
+from megalite.config import schedule_file, validate
 from megalite.config.settings import replace
 
 from .minimal import errors_of, minimal, parsed
@@ -126,6 +126,48 @@ ONE_ERROR = [
         "--pipeline-model-parallel-size 2 --decoder-first-pipeline-num-layers 1 --pipeline-schedule zbv",
         2,
         "--decoder-first-pipeline-num-layers 1: is not for several chunks a rank",
+    ),
+    (
+        "--pipeline-model-parallel-size 2 --pipeline-model-parallel-layout Ett|tL",
+        2,
+        "--pipeline-model-parallel-layout Ett|tL: its stages hold 3 layers (2,1), the model has 4; write 4 t",
+    ),
+    (
+        "--pipeline-model-parallel-size 2 --pipeline-model-parallel-layout Ett|t|tL",
+        2,
+        "--pipeline-model-parallel-layout Ett|t|tL: 3 stages not divisible by PP 2; nearest: 2 or 4 stages",
+    ),
+    (
+        "--pipeline-model-parallel-size 2 --pipeline-model-parallel-layout E(tt|tL",
+        2,
+        "--pipeline-model-parallel-layout E(tt|tL: a parenthesis is not closed; such as Ettt|t*2|tL",
+    ),
+    (
+        "--pipeline-model-parallel-size 2 --pipeline-model-parallel-layout E(t|)*3tL "
+        "--pipeline-schedule gpipe",
+        2,
+        "E(t|)*3tL: its 4 stages are 2 chunks a rank, and gpipe has 1; write 2",
+    ),
+    (
+        "--pipeline-model-parallel-size 2 --pipeline-model-parallel-layout Ett|ttL --pipeline-schedule zbv",
+        2,
+        "--pipeline-model-parallel-layout Ett|ttL: its 2 stages are 1 chunks a rank, and zbv has 2; write 4",
+    ),
+    (
+        "--pipeline-model-parallel-layout Ett|ttL",
+        1,
+        "--pipeline-model-parallel-layout Ett|ttL: interleaved needs PP > 1; write one stage",
+    ),
+    (
+        "--pipeline-model-parallel-size 2 --pipeline-model-parallel-layout Et|tttL "
+        "--decoder-first-pipeline-num-layers 1",
+        2,
+        "--decoder-first-pipeline-num-layers 1: is said by --pipeline-model-parallel-layout too; leave",
+    ),
+    (
+        "--pipeline-model-parallel-size 4 --pipeline-model-parallel-layout Ett||tt|L --global-batch-size 8",
+        4,
+        "--pipeline-model-parallel-layout Ett||tt|L: pipeline rank 1 would hold nothing; give it a layer",
     ),
     # model
     ("--hidden-size 50", 1, "--hidden-size 50: hidden size 50 not divisible by 12 heads; nearest: 48 or 60"),
@@ -408,3 +450,59 @@ def test_validate_judges_a_configuration_made_in_code() -> None:
     found = [str(error) for error in validate(config, 2)]
     assert len(found) == 3
     assert validate(parsed(), 1) == []
+
+
+def write_table(path: Path, text: str) -> str:
+    path.write_text(text)
+    return str(path)
+
+
+TABLE = "0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1B1\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "flags", "message"),
+    [
+        (
+            TABLE,
+            "--global-batch-size 8",
+            "is for 2 micro-batches a step, and there are 4; set --global-batch-size 4",
+        ),
+        (TABLE.replace("1F0", "1X0"), "", "line 2: cell '1X0' is not <stage><F, B, I or W><micro-batch>"),
+        ("\n", "", "holds no actions"),
+        ("0F0,0B0\n1F0,1B0\n2F0,2B0\n", "--num-layers 6", "has 3 lines, one a rank, and PP is 2"),
+        (TABLE + "2F0\n", "--num-layers 6", "has 3 lines, one a rank, and PP is 2"),
+        (
+            TABLE.replace("1F", "2F").replace("1B", "2B"),
+            "",
+            "4 layers do not come out even over 3 stages of the table; 3 or 6 layers",
+        ),
+        (TABLE, "--pipeline-model-parallel-layout Et|t|ttL", "has 3 stages, the table 2"),
+        (TABLE, "--num-virtual-stages-per-pipeline-rank 2", "is said by --pipeline-schedule-csv too"),
+        (TABLE, "--pipeline-schedule 1f1b", "--pipeline-schedule: contradicts --pipeline-schedule-csv"),
+    ],
+)
+def test_a_pipeline_table_must_fit_the_run(tmp_path: Path, text: str, flags: str, message: str) -> None:
+    table = write_table(tmp_path / "table.csv", text)
+    argv = f"--pipeline-model-parallel-size 2 --global-batch-size 4 --pipeline-schedule-csv {table} {flags}"
+    found = errors_of(minimal(argv), 2)
+    assert any(message in error for error in found), found
+
+
+def test_a_pipeline_table_that_fits_and_one_that_is_not_there(tmp_path: Path) -> None:
+    flags = "--pipeline-model-parallel-size 2 --global-batch-size 4 --pipeline-schedule-csv"
+    assert parsed(f"{flags} {write_table(tmp_path / 'table.csv', TABLE)}", 2)
+    assert (
+        f"{tmp_path}/gone.csv cannot be read: No such file"
+        in errors_of(minimal(f"{flags} {tmp_path}/gone.csv"), 2)[0]
+    )
+
+
+def test_a_pipeline_table_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(schedule_file, "MOST_ACTIONS", 7)
+    table = write_table(tmp_path / "table.csv", TABLE)
+    with pytest.raises(ValueError, match="holds 8 actions; at most 7 are read"):
+        schedule_file.read_schedule_file(table)
+    monkeypatch.setattr(schedule_file, "MOST_BYTES", 10)
+    with pytest.raises(ValueError, match="has more than 0 MiB"):
+        schedule_file.read_schedule_file(table)

@@ -44,6 +44,31 @@ def test_configuration_errors_under_torchrun_are_told_by_one_rank() -> None:
     assert done.stderr.count("--num-attention-heads 5:") == 1, done.stderr
 
 
+def test_a_pipeline_table_that_would_deadlock_is_told_before_there_are_groups(tmp_path: Path) -> None:
+    table = tmp_path / "table.csv"
+    table.write_text("0F0,0F1,0B0,0B1\n1F1,1B1,1F0,1B0\n")
+    flags = [part for name, value in MODEL_FLAGS.items() for part in (f"--{name}", value)]
+    done = subprocess.run(  # one process of two: it would wait for the other in the first collective
+        [
+            *(sys.executable, str(SCRIPT), *flags, "--group-query-attention", "--mock-data"),
+            *("--pipeline-model-parallel-size", "2", "--global-batch-size", "4"),
+            *("--pipeline-schedule-csv", str(table)),
+        ],
+        cwd=ROOT,
+        env={**environment(), "RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"},
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_SECONDS,
+        check=False,
+    )
+    assert done.returncode == 2, done.stderr
+    assert f"--pipeline-schedule-csv {table}: {table}: " in done.stderr
+    assert (
+        "rank 0 sends rank 1 the F result of stage 0, micro-batch 0, where stage 0, micro-batch 1 is received"
+        in (done.stderr)
+    )
+
+
 def test_a_folder_that_cannot_be_written_is_told_before_the_run(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     done = launch("--save", str(tmp_path / "file" / "checkpoints"))

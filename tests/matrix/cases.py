@@ -15,6 +15,7 @@ from megalite.config import (
     PrecisionConfig,
     RunConfig,
 )
+from tests.matrix.tables import stages_of_a_table, table_file
 from tests.reference.gpt import Architecture
 from tests.reference.train import Recipe
 
@@ -115,6 +116,7 @@ class Options:
     dropout: bool = False
     linear_cross_entropy: bool = False
     regularised_loss: bool = False
+    pipeline_table: bool = False
 
 
 SCHEDULES = ("1f1b", "interleaved", "zb-h1", "zbv", "gpipe")
@@ -155,10 +157,11 @@ def options(layout: Layout) -> dict[str, Options]:
 def model_for(variant: str, layout: Layout, chosen: Options) -> ModelConfig:
     """The variant with the smallest number of layers, at least 2, that the layout's stages can share."""
     chunks = 2 if chosen.pipeline_schedule in ("interleaved", "zbv") else 1
+    stages = stages_of_a_table(layout.pipeline) if chosen.pipeline_table else layout.pipeline * chunks
     rates = (0.2, 0.1) if chosen.dropout else (0.0, 0.0)
     return replace(
         MODELS[variant],
-        num_layers=max(2, layout.pipeline * chunks),
+        num_layers=max(2, stages),
         hidden_dropout=rates[0],
         attention_dropout=rates[1],
     )
@@ -195,6 +198,7 @@ def make_config(
             overlap_grad_reduce=options.overlap_grad_reduce,
             ddp_bucket_size=options.ddp_bucket_size,
             pipeline_schedule=options.pipeline_schedule,
+            pipeline_schedule_csv=table_of(layout, options) if options.pipeline_table else None,
         ),
         precision=PrecisionConfig(params_dtype=params_dtype),
         data=DataConfig(mock_data=True, reset_attention_mask=options.by_document),
@@ -204,6 +208,11 @@ def make_config(
 
 def recipe(options: Options) -> Recipe:
     return replace(RECIPE, label_smoothing=0.1, z_loss=0.01) if options.regularised_loss else RECIPE
+
+
+def table_of(layout: Layout, options: Options) -> str:
+    microbatches = max(1, SAMPLES // (options.micro_batch_size * layout.data))
+    return table_file(layout.pipeline, microbatches)
 
 
 def architecture(model: ModelConfig) -> Architecture:

@@ -1,7 +1,7 @@
 """Whole combinations drawn at random: a layout, a model variant, and a value for each field of `Options`.
 
-The fields' values are those that `cases.options` hands out, so that an option which joins the rotation joins
-here too. What the configuration's rules refuse is drawn again.
+A field's values are those that `cases.options` hands out, or both of a bool, so that a new option joins here
+by itself. What the configuration's rules refuse is drawn again.
 """
 
 from __future__ import annotations
@@ -53,7 +53,8 @@ def domains() -> dict[str, list[Any]]:
     found = {}
     for field in fields(Options):
         values = {getattr(one, field.name) for one in rotated}
-        found[field.name] = sorted(values | ({field.default} - {MISSING}), key=str)
+        values |= {field.default} - {MISSING}
+        found[field.name] = [False, True] if isinstance(field.default, bool) else sorted(values, key=str)
     return found
 
 
@@ -65,10 +66,13 @@ def one_for_each_layout(seed: str) -> Iterator[Combination]:
 
 
 def one_for_each_schedule(seed: str) -> Iterator[Combination]:
-    """Every layout with every variant and, where it has a pipeline, every schedule; all else drawn."""
+    """Every layout with every variant and, where it has a pipeline, every schedule; all else drawn.
+
+    No schedule stands for the default one, or for a table.
+    """
     for layout in LAYOUTS:
         for variant in MODELS:
-            for schedule in cases.SCHEDULES if layout.pipeline > 1 else (None,):
+            for schedule in domains()["pipeline_schedule"] if layout.pipeline > 1 else [None]:
                 dice = random.Random(f"{seed} {layout} {variant} {schedule}")
                 yield _draw(dice, layout, [variant], {**domains(), "pipeline_schedule": [schedule]})
 

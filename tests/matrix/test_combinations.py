@@ -46,7 +46,7 @@ def test_every_value_in_the_rotation_is_drawn() -> None:
                 values.add(getattr(one.options, name))
     assert {name: sorted(values, key=str) for name, values in found.items()} == domains()
     pipelines = sum(layout.pipeline > 1 for layout in LAYOUTS)
-    assert len(triples) == len(MODELS) * (pipelines * len(cases.SCHEDULES) + len(LAYOUTS) - pipelines)
+    assert len(triples) == len(MODELS) * (pipelines * (len(cases.SCHEDULES) + 1) + len(LAYOUTS) - pipelines)
 
 
 def test_a_seed_draws_the_same_again_and_another_seed_does_not() -> None:

@@ -36,6 +36,20 @@ class ParallelConfig:
         "the smallest bubble.",
         choices=("gpipe", "1f1b", "interleaved", "zb-h1", "zbv"),
     )
+    pipeline_schedule_csv: str | None = setting(
+        None,
+        "File with the order of the pipeline's work, in place of --pipeline-schedule: a line a rank, a cell "
+        "<stage><F, B, I or W><micro-batch> an action, as tools/plan.py schedule --write-csv and torch's "
+        "pipelining write them. It also places the stages on the ranks. Before the run starts it is proved "
+        "complete and free of deadlocks. It holds for one number of micro-batches.",
+    )
+    pipeline_model_parallel_layout: str | None = setting(
+        None,
+        "What each stage holds, in the order of the forward pass: E embedding, t layer, L head and loss, | "
+        "between stages; t*3 and (tt|)*3 repeat. 'Ett|(ttt|)*2tL' is 4 stages of 2, 3, 3 and 1 layers. With "
+        "more stages than PP, chunks a rank follow and the schedule is interleaved (or --pipeline-schedule "
+        "zbv, with two). In place of the other flags for uneven stages.",
+    )
     num_layers_per_virtual_pipeline_stage: int | None = setting(
         None, "Layers in one chunk of the interleaved schedule, which this selects.", minimum=1
     )
