@@ -50,13 +50,13 @@ void exhaustive_blend(Dense<int16_t> &dataset_index, Dense<int64_t> &dataset_sam
         if (sizes.data()[d] < 0) fail("fill_exhaustive_blend: sizes of 0 or more expected");
         total += sizes.data()[d];
     }
-    if (dataset_index.size() != total || dataset_sample_index.size() != total)
-        fail("fill_exhaustive_blend: two arrays of ", total, " entries expected");
+    if (dataset_index.size() > total || dataset_sample_index.size() != dataset_index.size())
+        fail("fill_exhaustive_blend: two arrays of at most ", total, " entries expected");
     if (sizes.size() < 1 || sizes.size() > 32767) fail("a blend has 1 to 32767 datasets, found ", sizes.size());
     int16_t *datasets = dataset_index.mutable_data();
     int64_t *samples = dataset_sample_index.mutable_data();
     py::gil_scoped_release release;
-    fill_exhaustive_blend(datasets, samples, sizes.data(), sizes.size());
+    fill_exhaustive_blend(datasets, samples, sizes.data(), sizes.size(), dataset_index.size());
 }
 
 } // namespace

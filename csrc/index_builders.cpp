@@ -99,14 +99,15 @@ void fill_blend(int16_t *dataset_index, int64_t *dataset_sample_index, const dou
     }
 }
 
-void fill_exhaustive_blend(int16_t *dataset_index, int64_t *dataset_sample_index, const int64_t *sizes, int64_t datasets) {
+void fill_exhaustive_blend(int16_t *dataset_index, int64_t *dataset_sample_index, const int64_t *sizes, int64_t datasets,
+                           int64_t samples) {
     const int64_t total = std::accumulate(sizes, sizes + datasets, int64_t{0});
     std::vector<double> weights;
     for (int64_t d = 0; d < datasets; ++d) weights.push_back(static_cast<double>(sizes[d]) / static_cast<double>(total));
     BlendOrder order(weights.data(), datasets);
     for (int64_t d = 0; d < datasets; ++d)
         if (sizes[d] == 0) order.retire(d);
-    for (int64_t i = 0; i < total; ++i) {
+    for (int64_t i = 0; i < samples; ++i) {
         const int64_t dataset = order.next();
         dataset_index[i] = static_cast<int16_t>(dataset);
         dataset_sample_index[i] = order.count(dataset) - 1;

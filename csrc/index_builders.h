@@ -54,5 +54,6 @@ template <typename T> void fill_shuffle_index(T *out, int64_t samples, int64_t b
 // For i = 0, 1, ...: the dataset whose count lags most behind its weight; the first of equals.
 void fill_blend(int16_t *dataset_index, int64_t *dataset_sample_index, const double *weights, int64_t datasets, int64_t samples);
 
-// Every sample of every dataset once, in proportion to the sizes.
-void fill_exhaustive_blend(int16_t *dataset_index, int64_t *dataset_sample_index, const int64_t *sizes, int64_t datasets);
+// The first `samples` of an order that has every sample of every dataset once, in proportion to the sizes.
+void fill_exhaustive_blend(int16_t *dataset_index, int64_t *dataset_sample_index, const int64_t *sizes, int64_t datasets,
+                           int64_t samples);

@@ -8,9 +8,10 @@
         --train-samples 100000 --dump samples.npz
     python tools/inspect_data.py --data-path ... --train-samples 100000 --iteration 1200 \\
         --global-batch-size 256
+    python tools/inspect_data.py --data-path ... --load checkpoints --iteration 1200 --global-batch-size 256
     python tools/inspect_data.py --data-path ... --train-samples 100000 --build-cache
 
-The last three take the flags of the training run, of which --train-samples is iterations x global batch
+The last four take the flags of the training run, of which --train-samples is iterations x global batch
 size; a split whose size is not given is read once. --build-cache makes the index arrays ahead of the run, on
 any machine that sees the data.
 """
@@ -26,6 +27,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from megalite.data.build import SampleSource
     from megalite.data.indexed_dataset import IndexedDataset
+    from megalite.data.inspect_samples import Pieces
+    from megalite.data.stretches import OrderRecord
     from megalite.data.tokenizer import Tokenizer
 
 
@@ -54,6 +57,12 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     run.add_argument("--build-cache", action="store_true", help="Only build the index arrays.")
     run.add_argument("--iteration", type=int, metavar="I", help="Show the documents of this training step.")
     run.add_argument("--global-batch-size", type=int)
+    run.add_argument(
+        "--load",
+        metavar="FOLDER",
+        help="Checkpoints of a run: show what it drew until the newest of them, and draws when it is resumed "
+        "with these flags.",
+    )
     add_tokenizer_flags(parser.add_argument_group("tokenizer"))
     args = parser.parse_args(argv)
     sources = (
@@ -127,13 +136,25 @@ def show_document(dataset: IndexedDataset, document: int, tokenizer: Tokenizer |
 
 
 def show_run(args: argparse.Namespace) -> None:
-    from megalite.data.build import build_sample_sources
+    from megalite.data.build import build_sample_sources, sample_builder, training_order
+    from megalite.data.data_order import RunHistory
     from megalite.data.inspect_samples import named
     from megalite.data.settings import DataFlags
+    from megalite.data.splits import SPLIT_NAMES
 
     flags = DataFlags.of(args)
     sizes = [args.train_samples, args.valid_samples, args.test_samples]
-    sources = named(build_sample_sources(flags, args.seq_length, args.seed, sizes))
+    builder = sample_builder(flags, args.seq_length, args.seed)
+    saved = None if args.load is None else saved_order(args.load)
+    order = None
+    if saved is not None:
+        order = training_order(builder, flags, args.train_samples or saved.samples, saved)
+    others = SPLIT_NAMES if order is None else SPLIT_NAMES[1:]
+    sources = named(build_sample_sources(builder, flags, sizes, others))
+    if order is not None:
+        sources = {"train": order.source, **sources}
+        for line in order.lines:
+            print(line)
     for name, source in sources.items():
         print(f"{name}: {len(source):,} samples of {args.seq_length} tokens")
         for prefix, count in source.consumed(len(source)).items():
@@ -141,18 +162,35 @@ def show_run(args: argparse.Namespace) -> None:
     if args.build_cache:
         print("the index arrays are in place")
     if args.iteration is not None:
-        show_step(args, sources)
+        history = None if order is None else RunHistory(builder, order)
+        show_step(args, history or sources.get("train"))
     if args.dump is not None:
         dump_run(args, sources)
 
 
-def show_step(args: argparse.Namespace, sources: Mapping[str, SampleSource]) -> None:
+def saved_order(folder: str) -> OrderRecord:
+    """Of the newest checkpoint below `folder`."""
+    from megalite.checkpoint import CheckpointError, latest_iteration, read_state
+    from megalite.data.errors import DataError
+    from megalite.data.stretches import OrderRecord
+
+    try:
+        newest = latest_iteration(folder)
+        order = None if newest is None else read_state(folder, newest).get("data_order")
+    except CheckpointError as error:
+        raise DataError(f"--load {folder}: {error}") from None
+    if order is None:
+        raise DataError(f"--load {folder}: holds no checkpoint that says which samples were drawn")
+    return OrderRecord.from_json(order)
+
+
+def show_step(args: argparse.Namespace, source: Pieces | None) -> None:
     from megalite.data.errors import DataError
     from megalite.data.inspect_samples import step_pieces
 
-    if "train" not in sources:
+    if source is None:
         raise DataError("--iteration: the training split is empty")
-    for sample, pieces in step_pieces(sources["train"], args.iteration, args.global_batch_size):
+    for sample, pieces in step_pieces(source, args.iteration, args.global_batch_size):
         print(f"sample {sample}")
         for piece in pieces:
             print(

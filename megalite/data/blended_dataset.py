@@ -14,6 +14,7 @@ from megalite import _C
 from megalite.data.errors import DataError
 from megalite.data.gpt_dataset import GPTDataset, Piece
 from megalite.data.index_cache import ArraySpec, cached_arrays
+from megalite.data.stretches import DatasetPlace
 
 # Megatron builds each dataset this much longer than its share, so that rounding never exhausts it.
 SURPLUS = 0.005
@@ -46,10 +47,12 @@ def blend_index(weights: Sequence[float], size: int) -> tuple[np.ndarray, np.nda
     return datasets, samples
 
 
-def exhaustive_blend_index(sizes: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
-    """Like `blend_index`, but each dataset once from end to end, mixed in proportion to the sizes."""
-    total = sum(sizes)
-    datasets, samples = np.empty(total, dtype=np.int16), np.empty(total, dtype=np.int64)
+def exhaustive_blend_index(sizes: Sequence[int], count: int | None = None) -> tuple[np.ndarray, np.ndarray]:
+    """Like `blend_index`, but each dataset once from end to end, mixed in proportion to the sizes; the first
+    `count` samples of that, by default all.
+    """
+    count = sum(sizes) if count is None else min(count, sum(sizes))
+    datasets, samples = np.empty(count, dtype=np.int16), np.empty(count, dtype=np.int64)
     _C.fill_exhaustive_blend(datasets, samples, np.array(sizes, dtype=np.int64))
     return datasets, samples
 
@@ -103,6 +106,11 @@ class BlendedDataset:
         for dataset, count in zip(self.datasets, counts, strict=True):
             totals[dataset.prefix] = totals.get(dataset.prefix, 0) + int(count)
         return totals
+
+    def places(self, samples: int) -> list[DatasetPlace]:
+        """How far each dataset is read after the first `samples`, one after another as in the blend."""
+        counts = np.bincount(self.dataset_index[:samples], minlength=len(self.datasets))
+        return [dataset.places(int(count))[0] for dataset, count in zip(self.datasets, counts, strict=True)]
 
 
 def cached_blend_index(

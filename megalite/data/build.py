@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, Protocol
@@ -11,23 +10,15 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from megalite.config.blend import Blend, parse_blend, read_data_args
-from megalite.data.blended_dataset import (
-    BlendedDataset,
-    cached_blend_index,
-    exhaustive_blend_index,
-    normalize,
-    samples_per_dataset,
-    with_surplus,
-)
+from megalite.data.data_order import DataOrder, order_samples
 from megalite.data.dataset_info import read_info
 from megalite.data.errors import DataError
-from megalite.data.gpt_dataset import GPTDataset, Piece, default_cache
-from megalite.data.indexed_dataset import IndexedDataset, open_dataset
+from megalite.data.gpt_dataset import Piece
 from megalite.data.mock_dataset import MockDataset
-from megalite.data.sample_plan import plan_samples
-from megalite.data.splits import SPLIT_NAMES, WHOLE, Share, document_range, split_shares
+from megalite.data.source_builder import SourceBuilder
+from megalite.data.splits import SPLIT_NAMES, WHOLE, Share, split_shares
+from megalite.data.stretches import DatasetPlace, OrderRecord
 
-BUILDER_THREADS = 8
 NO_EOD = -1  # no id: where documents do not matter the tokenizer need not have one
 
 
@@ -78,6 +69,7 @@ class SampleSource(Protocol):
     def read(self, samples: np.ndarray, out: np.ndarray) -> None: ...
     def pieces(self, sample: int) -> list[Piece]: ...
     def consumed(self, samples: int) -> dict[str, int]: ...
+    def places(self, samples: int) -> list[DatasetPlace]: ...
 
 
 @dataclass(frozen=True)
@@ -96,6 +88,8 @@ class Dataset:
 
     samples: SampleSource
     rules: DocumentRules
+    order: DataOrder | None = None
+    """Of training samples that come from datasets: what a checkpoint keeps, so that a resume goes on."""
 
     def __len__(self) -> int:
         return len(self.samples)
@@ -115,9 +109,11 @@ def build_datasets(
     seq_length: int,
     seed: int,
     sample_counts: Sequence[int],
+    saved: OrderRecord | None = None,
 ) -> Splits:
     """The datasets for (train, valid, test) with at least `sample_counts` samples each.
 
+    `saved`: of the checkpoint that the run goes on from; the training samples follow on those before it.
     Raises DataError, before any training, for missing, malformed, empty or too small data.
     """
     by_document = data.reset_position_ids or data.reset_attention_mask or data.eod_mask_loss
@@ -133,7 +129,11 @@ def build_datasets(
         ]
         return Splits(*(Dataset(source, rules) if len(source) else None for source in mock))
     wanted = [name for name, count in zip(SPLIT_NAMES, sample_counts, strict=True) if count]
-    sources = build_sample_sources(data, seq_length, seed, sample_counts, wanted)
+    builder = sample_builder(data, seq_length, seed)
+    order = training_order(builder, data, sample_counts[0], saved) if "train" in wanted else None
+    others = [name for name in wanted if name != "train"]
+    sources = build_sample_sources(builder, data, sample_counts, others)
+    sources[0] = None if order is None else order.source
     for prefix in sorted(
         {prefix for source in sources if source is not None for prefix in source.consumed(0)}
     ):
@@ -146,20 +146,41 @@ def build_datasets(
                 f"{len(source)}; give each a weight (--data-path 1 A 1 B), so that they repeat, or ask for "
                 f"fewer"
             )
-    return Splits(*(None if source is None else Dataset(source, rules) for source in sources))
+    orders = (order, None, None)
+    return Splits(
+        *(
+            None if source is None else Dataset(source, rules, each)
+            for source, each in zip(sources, orders, strict=True)
+        )
+    )
+
+
+def training_order(
+    builder: SourceBuilder, data: DataSettings, samples: int, saved: OrderRecord | None
+) -> DataOrder | None:
+    """The training samples of a run from its beginning, or from `saved` on; None where the split has no
+    width.
+    """
+    blend, share = _blends(data)[0], _shares(data)[0]
+    if blend is None or share is None:
+        return None
+    return order_samples(builder, "train", blend, share, samples, saved)
+
+
+def sample_builder(data: DataSettings, seq_length: int, seed: int) -> SourceBuilder:
+    """Builds the samples of datasets under `data_cache_path`."""
+    return SourceBuilder(seq_length, seed, Path(data.data_cache_path) if data.data_cache_path else None)
 
 
 def build_sample_sources(
+    builder: SourceBuilder,
     data: DataSettings,
-    seq_length: int,
-    seed: int,
     sizes: Sequence[int | None],
     wanted: Sequence[str] = SPLIT_NAMES,
 ) -> list[SampleSource | None]:
     """The samples of each split in `wanted` that has a width: at least `sizes` of them, or one epoch
     for None.
     """
-    builder = _Builder(seq_length, seed, Path(data.data_cache_path) if data.data_cache_path else None)
     sources: list[SampleSource | None] = []
     for name, blend, share, size in zip(SPLIT_NAMES, _blends(data), _shares(data), sizes, strict=True):
         if blend is None or share is None or name not in wanted:
@@ -231,65 +252,3 @@ def _shares(data: DataSettings) -> Sequence[Share | None]:
     if data.train_data_path or data.valid_data_path or data.test_data_path:
         return [WHOLE] * 3
     return split_shares(data.split)
-
-
-class _Builder:
-    """Builds splits, opening each dataset once."""
-
-    def __init__(self, seq_length: int, seed: int, cache: Path | None) -> None:
-        self.seq_length = seq_length
-        self.seed = seed
-        self.cache = cache
-        self.opened: dict[str, IndexedDataset] = {}
-
-    def build(self, name: str, blend: Blend, share: Share, size: int | None) -> SampleSource:
-        if len(blend.prefixes) == 1 and (blend.weights is None or size is None):
-            return self._dataset(blend.prefixes[0], share, size)
-        if blend.weights is None:
-            datasets = self._datasets(blend.prefixes, share, [None] * len(blend.prefixes))
-            lengths = [len(dataset) for dataset in datasets]
-            if sum(lengths) == 0:
-                raise DataError(
-                    f"{name} split: none of the {len(datasets)} datasets holds one whole sample of "
-                    f"{self.seq_length} tokens"
-                )
-            if size is None:
-                return BlendedDataset(datasets, *exhaustive_blend_index(lengths))
-            return BlendedDataset(
-                datasets, *cached_blend_index(self.cache, normalize(lengths), min(size, sum(lengths)))
-            )
-        if size is None:
-            raise DataError(
-                f"{name} split: a blend with weights has no natural length; say how many samples are wanted"
-            )
-        weights = normalize(blend.weights)
-        targets = samples_per_dataset(weights, size)
-        datasets_of, samples_of = cached_blend_index(self.cache, normalize(weights), sum(targets))
-        # Rounding may draw a dataset more often than its share: what is drawn is built, whatever the weights.
-        drawn = np.bincount(datasets_of, minlength=len(targets))
-        needed = [max(with_surplus(target), int(count)) for target, count in zip(targets, drawn, strict=True)]
-        return BlendedDataset(self._datasets(blend.prefixes, share, needed), datasets_of, samples_of)
-
-    def _datasets(
-        self, prefixes: Sequence[str], share: Share, sizes: Sequence[int | None]
-    ) -> list[GPTDataset]:
-        for prefix in prefixes:
-            self._open(prefix)
-        with ThreadPoolExecutor(BUILDER_THREADS) as pool:
-            return list(
-                pool.map(
-                    lambda pair: self._dataset(pair[0], share, pair[1]), zip(prefixes, sizes, strict=True)
-                )
-            )
-
-    def _dataset(self, prefix: str, share: Share, size: int | None) -> GPTDataset:
-        dataset = self._open(prefix)
-        plan = plan_samples(
-            dataset, document_range(share, dataset.sequences), self.seq_length, self.seed, size
-        )
-        return GPTDataset(dataset, plan, self.cache or default_cache(prefix))
-
-    def _open(self, prefix: str) -> IndexedDataset:
-        if prefix not in self.opened:
-            self.opened[prefix] = open_dataset(prefix)
-        return self.opened[prefix]

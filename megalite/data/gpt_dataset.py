@@ -21,6 +21,7 @@ from megalite.data.sample_plan import (
     sample_index_dtype,
     shuffle_index_dtype,
 )
+from megalite.data.stretches import DatasetPlace, Round
 
 
 class Piece(NamedTuple):
@@ -67,10 +68,20 @@ class GPTDataset:
         """How many of the first `samples` came from each dataset."""
         return {self.prefix: samples}
 
+    def places(self, samples: int) -> list[DatasetPlace]:
+        """How far it is read after the first `samples`."""
+        epochs = Round(self.plan.epochs, self.plan.separate_final_epoch)
+        return [DatasetPlace(self.prefix, identity_of(self.dataset, self.plan), (epochs,), samples)]
+
 
 def default_cache(prefix: str) -> Path:
     """Where a dataset's index arrays are kept when no folder is named."""
     return Path(f"{prefix}.cache")
+
+
+def identity_of(dataset: IndexedDataset, plan: SamplePlan) -> str:
+    """A hash of the lengths of the documents of `plan`."""
+    return f"{dataset.lengths_hash(plan.first, plan.last):016x}"
 
 
 def _cached_index(dataset: IndexedDataset, plan: SamplePlan, cache: Path) -> SampleIndex:
@@ -83,7 +94,7 @@ def _cached_index(dataset: IndexedDataset, plan: SamplePlan, cache: Path) -> Sam
         "kind": "samples",
         # Not the path: the same documents at another place have the same index, other documents at this
         # place do not.
-        "lengths_hash": f"{dataset.lengths_hash(plan.first, plan.last):016x}",
+        "lengths_hash": identity_of(dataset, plan),
         "documents": [plan.first, plan.last],
         "tokens": plan.tokens,
         "seq_length": plan.seq_length,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -16,6 +17,13 @@ from megalite.data.loader import StepLoader
 from megalite.data.splits import SPLIT_NAMES
 
 FIRST_SAMPLES = 64
+
+
+class Pieces(Protocol):
+    """What tells where samples come from: a SampleSource, or the history of a run."""
+
+    def __len__(self) -> int: ...
+    def pieces(self, sample: int) -> list[Piece]: ...
 
 
 def index_arrays(name: str, source: SampleSource) -> dict[str, np.ndarray]:
@@ -65,9 +73,7 @@ def dump(path: Path, datasets: Mapping[str, Dataset]) -> list[str]:
     return list(arrays)
 
 
-def step_pieces(
-    source: SampleSource, iteration: int, global_batch_size: int
-) -> list[tuple[int, list[Piece]]]:
+def step_pieces(source: Pieces, iteration: int, global_batch_size: int) -> list[tuple[int, list[Piece]]]:
     """The samples of training step `iteration`, counted from 1 as in the log, and where their tokens come
     from.
     """

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from megalite.data.gpt_dataset import Piece
+from megalite.data.stretches import DatasetPlace
 
 
 class MockDataset:
@@ -31,6 +32,9 @@ class MockDataset:
     def consumed(self, samples: int) -> dict[str, int]:
         """Nothing: they come from no dataset."""
         return {}
+
+    def places(self, samples: int) -> list[DatasetPlace]:
+        return []
 
 
 def _mix(values: np.ndarray) -> np.ndarray:

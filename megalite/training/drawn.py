@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from megalite.data.build import Dataset
 
@@ -17,6 +18,7 @@ class Drawn:
     def __init__(self, dataset: Dataset, consumed_samples: int, before: Mapping[str, int] | None) -> None:
         """`before`: the counts of the checkpoint at `consumed_samples`; None when it has none."""
         self._source = dataset.samples
+        self._order = dataset.order
         self._start = self._source.consumed(consumed_samples)
         self._before = dict(self._start if before is None else before)
 
@@ -26,6 +28,10 @@ class Drawn:
         for prefix, count in self._source.consumed(consumed_samples).items():
             counts[prefix] = counts.get(prefix, 0) + count - self._start.get(prefix, 0)
         return counts
+
+    def order(self, consumed_samples: int) -> dict[str, Any] | None:
+        """What a checkpoint keeps of their order; None for mock data."""
+        return None if self._order is None else self._order.record(consumed_samples).to_json()
 
 
 def drawn_lines(counts: Mapping[str, int]) -> list[str]:

@@ -16,7 +16,7 @@ from megalite.training.drawn import Drawn, drawn_lines
 from megalite.training.errors import TrainingError, on_every_rank
 from megalite.training.evaluation import evaluate_at_the_end, validate
 from megalite.training.metrics import Reporter
-from megalite.training.progress import Progress, load_progress, save_progress
+from megalite.training.progress import Progress, load_progress, save_progress, saved_order
 from megalite.training.samples import check_samples_left, last_iteration, open_datasets, open_loader
 from megalite.training.save_folder import only_writer
 from megalite.training.step import Trainer
@@ -36,9 +36,14 @@ def run(config: Config, topology: Topology) -> None:
         only_writer(save, topology.rank == 0),
         Reporter(config.logging.metrics_file, config.logging.tensorboard_dir, reporting) as reporter,
     ):
-        datasets = on_every_rank(lambda: open_datasets(config), DataError)
+        expected = saved_order(config)
+        datasets = on_every_rank(lambda: open_datasets(config, expected), DataError)
         trainer = Trainer(config, topology)
-        progress, lines, drawn = load_progress(trainer)
+        progress, lines, drawn, order = load_progress(trainer)
+        if order != expected:  # a damaged checkpoint was passed over
+            datasets = on_every_rank(lambda: open_datasets(config, order), DataError)
+        if datasets.train is not None and datasets.train.order is not None and not config.batch.skip_train:
+            lines += datasets.train.order.lines
         for line in [*_description(trainer), *lines]:
             reporter.say(line)
         if not config.batch.skip_train:
@@ -96,7 +101,7 @@ def train(
             if validating:
                 progress = validate(trainer, datasets, progress, reporter)
             if saving:
-                reporter.say(save_progress(trainer, progress, drawn.after(progress.consumed_samples)))
+                reporter.say(save_progress(trainer, progress, drawn))
                 saved_at = progress.iteration
             window.leave_out(time.perf_counter() - paused)
         if reason := stop.asked(progress.iteration):
@@ -104,11 +109,10 @@ def train(
             break
     loader.close()
     progress = window.settle(progress)
-    counts = drawn.after(progress.consumed_samples)
-    for line in drawn_lines(counts):
+    for line in drawn_lines(drawn.after(progress.consumed_samples)):
         reporter.say(line)
     if may_save and saved_at != progress.iteration:
-        reporter.say(save_progress(trainer, progress, counts))
+        reporter.say(save_progress(trainer, progress, drawn))
     return progress
 
 

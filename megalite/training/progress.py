@@ -14,9 +14,10 @@ from megalite.checkpoint import (
     read_state,
     save,
 )
+from megalite.checkpoint.collective import on_first_rank
 from megalite.config import Config, to_dict
 from megalite.config.settings import SETTINGS
-from megalite.training.drawn import drawn_lines
+from megalite.training.drawn import Drawn, drawn_lines
 from megalite.training.errors import TrainingError
 from megalite.training.step import Trainer
 
@@ -38,7 +39,7 @@ class Progress:
 # Settings that decide which samples come next: another value at a resume means other data than an
 # uninterrupted run's. The order of a corpus also depends on how many samples the whole run wants.
 _DECIDES_SAMPLES = ("seed", "seq_length", "mock_data")
-_OF_A_CORPUS = ("split", "data_path", "train_data_path", "data_args_path", "samples_of_the_run")
+_OF_A_CORPUS = ("data_path", "train_data_path", "data_args_path", "samples_of_the_run")
 # Settings that decide which tensors a checkpoint has and of what shape.
 _DECIDES_TENSORS = (
     "num_layers",
@@ -60,17 +61,16 @@ _DECIDES_TENSORS = (
 _DECIDES_MEANING = ("apply_layernorm_1p", "rotary_interleaved", "rotary_percent")
 
 
-def save_progress(trainer: Trainer, progress: Progress, drawn: Mapping[str, int]) -> str:
-    """Write a checkpoint below `--save` and return a line about it; `drawn`: training samples by dataset.
-    A collective.
-    """
+def save_progress(trainer: Trainer, progress: Progress, drawn: Drawn) -> str:
+    """Write a checkpoint below `--save` and return a line about it. A collective."""
     config = trainer.config
     directory = config.checkpoint.save
     if directory is None:
         raise TrainingError("there is no --save folder to write a checkpoint to")
     state: dict[str, Any] = {
         "progress": asdict(progress),
-        "samples_by_dataset": dict(drawn),
+        "samples_by_dataset": drawn.after(progress.consumed_samples),
+        "data_order": drawn.order(progress.consumed_samples),
         "config": _as_saved(config),
     }
     with_optimizer = not config.checkpoint.no_save_optim
@@ -88,6 +88,28 @@ class Resumed(NamedTuple):
     """What was found."""
     drawn: dict[str, int] | None
     """Training samples by dataset until then; None when the checkpoint does not say."""
+    order: dict[str, Any] | None
+    """Of the training samples, as saved; None when the checkpoint does not say."""
+
+
+def saved_order(config: Config) -> dict[str, Any] | None:
+    """The order of the training samples in the checkpoint that `load_progress` will most likely find. A
+    collective.
+
+    None where the run begins anew. Nothing that is wrong with the checkpoint is told here.
+    """
+    directory = config.checkpoint.load
+    if directory is None or config.checkpoint.finetune:
+        return None
+
+    def read() -> dict[str, Any] | None:
+        try:
+            found = latest_iteration(directory)
+            return None if found is None else read_state(directory, found).get("data_order")
+        except CheckpointError:
+            return None
+
+    return on_first_rank(read, None)
 
 
 def load_progress(trainer: Trainer) -> Resumed:
@@ -101,7 +123,7 @@ def load_progress(trainer: Trainer) -> Resumed:
     config = trainer.config
     directory = config.checkpoint.load
     if directory is None:
-        return Resumed(Progress(), [], {})
+        return Resumed(Progress(), [], {}, None)
     with_optimizer = not (config.checkpoint.no_load_optim or config.checkpoint.finetune)
     try:
         with trainer.loading(with_optimizer) as blocks:
@@ -114,7 +136,7 @@ def load_progress(trainer: Trainer) -> Resumed:
     except CheckpointNotFoundError as error:
         if config.checkpoint.exit_on_missing_checkpoint:
             raise TrainingError(f"{error}, and --exit-on-missing-checkpoint is set") from error
-        return Resumed(Progress(), [f"{error}: starting from iteration 0"], {})
+        return Resumed(Progress(), [f"{error}: starting from iteration 0"], {}, None)
     except CheckpointError as error:
         if reasons := _misfits(directory, config, with_optimizer):
             raise TrainingError("\n".join([f"{directory} does not fit this run:", *reasons])) from error
@@ -125,13 +147,14 @@ def load_progress(trainer: Trainer) -> Resumed:
         trainer.optimizer.load_scalars(state["optimizer"])
     if config.checkpoint.finetune:
         line = f"loaded the weights of iteration {state['iteration']} from {directory}; training starts at 0"
-        return Resumed(Progress(), [line], {})
+        return Resumed(Progress(), [line], {}, None)
     progress = Progress(**state["progress"])
     lines = [f"loaded checkpoint of iteration {progress.iteration} from {directory}"]
     drawn = state.get("samples_by_dataset")
     if not config.batch.skip_train:
-        lines += [*drawn_lines(drawn or {}), *_differences(state["config"], config)]
-    return Resumed(progress, lines, drawn)
+        goes_on = state.get("data_order") is not None
+        lines += [*drawn_lines(drawn or {}), *_differences(state["config"], config, goes_on)]
+    return Resumed(progress, lines, drawn, state.get("data_order"))
 
 
 def _as_saved(config: Config) -> dict[str, Any]:
@@ -171,17 +194,28 @@ def _changes(names: Sequence[str], saved: Mapping[str, Any], now: Mapping[str, A
     ]
 
 
-def _differences(saved: dict[str, Any], config: Config) -> list[str]:
-    """A warning for each setting by which the samples to come differ from those of the saved run."""
+def _differences(saved: dict[str, Any], config: Config, goes_on: bool) -> list[str]:
+    """A warning for each setting by which the samples to come differ from those of the saved run.
+
+    `goes_on`: the checkpoint keeps its order, so that another blend or length goes on where each dataset is,
+    unless something else has made another order.
+    """
     before, now = _with_length(saved), _with_length(_as_saved(config))
     mocked = before["mock_data"] and now["mock_data"]
-    names = _DECIDES_SAMPLES if mocked else (*_DECIDES_SAMPLES, *_OF_A_CORPUS)
+    decisive = _DECIDES_SAMPLES if mocked else (*_DECIDES_SAMPLES, "split")
+    names = (
+        decisive if mocked or (goes_on and not _differ(before, now, decisive)) else (*decisive, *_OF_A_CORPUS)
+    )
     return [
         f"warning: {name} was {before[name]} when the checkpoint was saved and is {now[name]} now: "
         "the samples still to come are not those that the saved run would have drawn"
         for name in names
         if before[name] != now[name]
     ]
+
+
+def _differ(before: dict[str, Any], now: dict[str, Any], names: Sequence[str]) -> bool:
+    return any(before[name] != now[name] for name in names)
 
 
 def _with_length(settings: dict[str, Any]) -> dict[str, Any]:

@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from megalite.config import Config, split_sample_counts, train_iterations
 from megalite.data.build import Dataset, Splits, build_datasets
 from megalite.data.loader import StepLoader
+from megalite.data.stretches import OrderRecord
 from megalite.data.tokenizer import build_tokenizer
 from megalite.training.errors import TrainingError
 from megalite.training.progress import Progress
 from megalite.training.step import Trainer
 
 
-def open_datasets(config: Config) -> Splits:
-    """The three splits, as long as the run needs them. Raises DataError."""
+def open_datasets(config: Config, order: Mapping[str, Any] | None) -> Splits:
+    """The three splits, as long as the run needs them; `order`: of the training samples in the checkpoint
+    that it goes on from. Raises DataError.
+    """
     tokenizer = build_tokenizer(config.data, config.model.vocab_size)
+    saved = None if order is None else OrderRecord.from_json(order)
     counts = split_sample_counts(config)
-    return build_datasets(config.data, tokenizer, config.model.seq_length, config.run.seed, counts)
+    return build_datasets(config.data, tokenizer, config.model.seq_length, config.run.seed, counts, saved)
 
 
 def open_loader(trainer: Trainer, dataset: Dataset, consumed_samples: int) -> StepLoader:

@@ -23,10 +23,10 @@ def write_dataset(
     return str(prefix)
 
 
-def numbered_dataset(prefix: Path, documents: int, length: int) -> str:
-    """Token t of document d is d * length + t: each token occurs once."""
+def numbered_dataset(prefix: Path, documents: int, length: int, first: int = 0) -> str:
+    """Token t of document d is first + d * length + t: each token occurs once."""
     with DatasetWriter(str(prefix), "int32", sync=False) as writer:
-        writer.add(np.arange(documents * length), np.full(documents, length, dtype=np.int32))
+        writer.add(first + np.arange(documents * length), np.full(documents, length, dtype=np.int32))
     return str(prefix)
 
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from megalite.data.blended_dataset import BlendedDataset
-from megalite.data.build import Dataset, DocumentRules, build_sample_sources
+from megalite.data.build import Dataset, DocumentRules, build_sample_sources, sample_builder
 from megalite.data.gpt_dataset import GPTDataset
 from megalite.data.indexed_dataset import DatasetWriter, open_dataset
 from megalite.data.loader import StepLoader
@@ -61,7 +61,9 @@ def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     settings = data_config(tmp_path_factory.mktemp("cache"), *paths, split=config["split"])
     # Twice: the second time the arrays come from the cache.
     built = [
-        build_sample_sources(settings, config["seq_length"], config["seed"], config["sizes"])
+        build_sample_sources(
+            sample_builder(settings, config["seq_length"], config["seed"]), settings, config["sizes"]
+        )
         for _ in range(2)
     ]
     return {"description": description, "arrays": np.load(GOLDENS / f"{request.param}.npz"), "built": built}

@@ -16,6 +16,7 @@ from megalite.parallel.topology import build_topology
 from megalite.training.errors import TrainingError
 from megalite.training.loop import run
 from tests.data.corpora import write_dataset
+from tools.inspect_data import main as inspect_data
 
 MODEL = (
     "--num-layers 1 --hidden-size 16 --num-attention-heads 2 --ffn-hidden-size 32 --seq-length 8 "
@@ -151,6 +152,20 @@ def test_samples_are_counted_by_dataset_over_all_parts_of_a_run(
     assert counts(8) == {a: 16, b: 16}
     out = capsys.readouterr().out
     assert out.index(f"samples drawn from {a}: 12\n") < out.index(f"samples drawn from {a}: 16\n")
+    assert f"blend is another one\n{a} goes on at its sample 12\n{b} goes on at its sample 4\n" in out
+    assert "warning" not in out
+    shown = f"--data-path 1 {a} 3 {b} --split 1,0,0 --seq-length 8 --load {folder} --global-batch-size 4"
+    assert inspect_data([*shown.split(), "--iteration", "4"]) == 0
+    early = capsys.readouterr().out
+    assert inspect_data([*shown.split(), "--iteration", "5"]) == 0
+    late = capsys.readouterr().out
+    assert [early.count(f"{each}: document") > late.count(f"{each}: document") for each in (a, b)] == [
+        True,
+        False,
+    ]
+    train(f"{flags} --train-iters 12 --seed 7 --data-path {a}", mock=False)
+    out = capsys.readouterr().out
+    assert "warning: seed was" in out
     assert "warning: data_path was" in out
 
 

@@ -1,0 +1,161 @@
+"""The order of a run's samples over resumes that change its blend or its length, as plain records.
+
+A run is a row of stretches, each with a blend of its own. A dataset is read in rounds of whole epochs, one
+after another: the first is that of a run which is never changed, and when a stretch needs more samples than
+the rounds so far have, rounds of one epoch are added. A stretch takes up each dataset at the sample of its
+rounds where the stretch before left it:
+
+    2 rounds of A      0 1 2 3 4 5 6 7 8 9 | 0 1 2 3 4 5 6 7 8 9
+    blend A            - - - - - -                                 samples 0 to 5 of the run
+    blend A, B                     - - - -   - - -                 A's part of samples 6 to 19, B from its 0
+
+So what is still to come is a function of blend, seed and places; rounds only ever grow, so that earlier
+stretches can be shown as they were.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any, NamedTuple
+
+from megalite.config.blend import Blend
+from megalite.data.splits import Share
+
+
+class Round(NamedTuple):
+    """Whole epochs of a dataset in an order of their own."""
+
+    epochs: int
+    separate_final_epoch: bool
+
+
+@dataclass(frozen=True)
+class DatasetPlace:
+    """How far a dataset has been read."""
+
+    prefix: str
+    identity: str
+    """Hash of the lengths of its documents: other data under the same name is told from it."""
+    rounds: tuple[Round, ...]
+    place: int
+    """The next sample, counted over all rounds."""
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """Samples of a run under one blend, from `first_sample` until the next stretch."""
+
+    first_sample: int
+    weights: tuple[float, ...] | None
+    """One for each of `datasets`; None: by what each has left, and once, or a single dataset that repeats."""
+    left: tuple[int, ...] | None
+    """Samples that each has left at the beginning, where they decide the mixture."""
+    datasets: tuple[DatasetPlace, ...]
+    """With their places at the beginning."""
+
+    def has_blend(self, blend: Blend) -> bool:
+        """Whether `blend` asks for what this stretch is, by the names of the datasets."""
+        names = [normal(place.prefix) for place in self.datasets]
+        return self.weights == blend.weights and names == [normal(prefix) for prefix in blend.prefixes]
+
+
+@dataclass(frozen=True)
+class OrderKey:
+    """What every order depends on beside the data: with other values no place can be taken over."""
+
+    seq_length: int
+    seed: int
+    share: Share
+
+
+@dataclass(frozen=True)
+class OrderRecord:
+    """What a checkpoint keeps of the order of the training samples."""
+
+    key: OrderKey
+    samples: int
+    """How many the run wants in all."""
+    consumed_samples: int
+    stretches: tuple[Stretch, ...]
+    read: tuple[DatasetPlace, ...]
+    """Where every dataset is that the run has ever read."""
+
+    def to_json(self) -> dict[str, Any]:
+        """As values that JSON has."""
+        return asdict(self)
+
+    @staticmethod
+    def from_json(content: Mapping[str, Any]) -> OrderRecord:
+        """What `to_json` gave, also after a way through JSON."""
+        key = content["key"]
+        low, high = key["share"]
+        return OrderRecord(
+            OrderKey(key["seq_length"], key["seed"], (low, high)),
+            content["samples"],
+            content["consumed_samples"],
+            tuple(_stretch(each) for each in content["stretches"]),
+            tuple(_place(each) for each in content["read"]),
+        )
+
+
+def _stretch(content: Mapping[str, Any]) -> Stretch:
+    weights, left = content["weights"], content["left"]
+    return Stretch(
+        content["first_sample"],
+        None if weights is None else tuple(weights),
+        None if left is None else tuple(left),
+        tuple(_place(each) for each in content["datasets"]),
+    )
+
+
+def _place(content: Mapping[str, Any]) -> DatasetPlace:
+    return DatasetPlace(
+        content["prefix"],
+        content["identity"],
+        tuple(Round(*each) for each in content["rounds"]),
+        content["place"],
+    )
+
+
+def normal(prefix: str) -> str:
+    """One spelling for `./corpus` and `corpus`."""
+    return os.path.normpath(prefix)
+
+
+def without_repeats(blend: Blend) -> Blend:
+    """The same with each dataset once: two entries of one dataset would read the same samples twice."""
+    if blend.weights is None:
+        return Blend(tuple(dict.fromkeys(blend.prefixes)), None)
+    weights: dict[str, float] = {}
+    for prefix, weight in zip(blend.prefixes, blend.weights, strict=True):
+        weights[prefix] = weights.get(prefix, 0.0) + weight
+    return Blend(tuple(weights), tuple(weights.values()))
+
+
+def furthest(*places: Iterable[DatasetPlace]) -> tuple[DatasetPlace, ...]:
+    """Each dataset once, by its name and content, where it was read furthest."""
+    found: dict[tuple[str, str], DatasetPlace] = {}
+    for place in (place for each in places for place in each):
+        key = normal(place.prefix), place.identity
+        if key not in found or place.place >= found[key].place:
+            found[key] = place
+    return tuple(found.values())
+
+
+def take_up(read: Sequence[DatasetPlace], prefix: str, identity: str, blend: Blend) -> DatasetPlace | None:
+    """Where the dataset `prefix` was left; None when it, or what it holds now, was not read before.
+
+    A dataset that was moved is known by its last name and content, when nothing else could be meant.
+    """
+    same = [place for place in read if place.identity == identity]
+    for place in same:
+        if normal(place.prefix) == normal(prefix):
+            return replace(place, prefix=prefix)
+    present = {normal(each) for each in blend.prefixes}
+    name = os.path.basename(normal(prefix))
+    moved = [
+        p for p in same if os.path.basename(normal(p.prefix)) == name and normal(p.prefix) not in present
+    ]
+    return replace(moved[0], prefix=prefix) if len(moved) == 1 else None

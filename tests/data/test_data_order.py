@@ -1,0 +1,269 @@
+"""A run that is resumed with another blend or length reads every dataset on from where it was."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from megalite.data.build import Dataset, build_datasets
+from megalite.data.data_order import DataOrder, RunHistory
+from megalite.data.errors import DataError
+from megalite.data.loader import StepLoader
+from megalite.data.source_builder import SourceBuilder
+from megalite.data.stretches import OrderRecord
+from tests.data.corpora import Words, data_config, numbered_dataset, write_dataset
+
+SEQ = 8
+WORDS = Words(2**30, 0)
+CPU = torch.device("cpu")
+
+
+class Run:
+    """Draws samples part by part, as a run that is stopped, and resumed from its checkpoint."""
+
+    def __init__(self, folder: Path, split: str = "1,0,0", seed: int = 5) -> None:
+        self.cache = folder / "cache"
+        self.split = split
+        self.seed = seed
+        self.saved: OrderRecord | None = None
+        self.consumed = 0
+        self.tokens: list[np.ndarray] = []
+        self.pieces: list[object] = []
+        self.lines: tuple[str, ...] = ()
+
+    def open(self, samples: int, *blend: str) -> tuple[Dataset, DataOrder]:
+        config = data_config(self.cache, *blend, split=self.split)
+        dataset = build_datasets(config, WORDS, SEQ, self.seed, (samples, 0, 0), self.saved).train
+        assert dataset is not None
+        assert dataset.order is not None
+        return dataset, dataset.order
+
+    def draw(self, count: int, samples: int, *blend: str, micro: int = 1, dp: int = 1) -> None:
+        """`count` more samples of a run of `samples`."""
+        dataset, order = self.open(samples, *blend)
+        rows: dict[int, np.ndarray] = {}
+        for rank in range(dp):
+            with StepLoader(dataset, micro, micro * dp, rank, dp, self.consumed, CPU) as loader:
+                for step in range(count // (micro * dp)):
+                    for batch in next(loader):
+                        for number, row in zip(batch.sample_index, batch.tokens, strict=True):
+                            rows[int(number)] = row.numpy().copy()
+                    assert step >= 0
+        assert sorted(rows) == list(range(self.consumed, self.consumed + count))
+        self.tokens += [rows[number] for number in sorted(rows)]
+        self.pieces += [dataset.samples.pieces(number) for number in sorted(rows)]
+        self.consumed += count
+        self.saved = OrderRecord.from_json(json.loads(json.dumps(order.record(self.consumed).to_json())))
+        self.lines = order.lines
+
+    def of(self, low: int, high: int) -> list[int]:
+        """Tokens with values in [low, high), in the order in which they were drawn."""
+        every = np.concatenate(self.tokens)
+        return [int(token) for token in every[(every >= low) & (every < high)]]
+
+
+def pair(folder: Path) -> tuple[str, str]:
+    """A holds tokens 0 to 799, B 1000 to 1799: 99 whole samples of each an epoch."""
+    a = numbered_dataset(folder / "a", 40, 20)
+    b = numbered_dataset(folder / "b", 40, 20, first=1000)
+    return a, b
+
+
+def samples_of(tokens: list[int]) -> int:
+    assert len(tokens) % SEQ == 0
+    return len(tokens) // SEQ
+
+
+def test_nothing_twice_before_an_epoch_is_over_and_nothing_lost(tmp_path: Path) -> None:
+    a, b = pair(tmp_path)
+    run = Run(tmp_path)
+    run.draw(40, 120, "3", a, "1", b)
+    assert samples_of(run.of(0, 1000)) == 30
+    run.draw(40, 120, "1", a, "3", b)
+    assert samples_of(run.of(0, 1000)) == 40
+    run.draw(59, 300, "1", a)
+    epoch = run.of(0, 1000)
+    assert samples_of(epoch) == 99
+    assert len(set(epoch)) == len(epoch) == 99 * SEQ
+    run.draw(59, 300, "1", b)
+    epoch = run.of(1000, 2000)
+    assert samples_of(epoch) == 99
+    assert len(set(epoch)) == 99 * SEQ
+    run.draw(99, 600, "1", a)
+    second = run.of(0, 1000)[99 * SEQ :]
+    assert len(set(second)) == 99 * SEQ
+    assert second != epoch
+
+
+@pytest.mark.parametrize(
+    "blend", ["{a}", "{a} {b}", "1 {a}", "3 {a} 1 {b}", "1 {a} 1 {a}", "0.999 {a} 0.001 {b}"]
+)
+@pytest.mark.parametrize("samples", [60, 150])
+def test_a_resume_that_changes_nothing_draws_what_an_uninterrupted_run_would(
+    tmp_path: Path, blend: str, samples: int
+) -> None:
+    a, b = pair(tmp_path)
+    words = blend.format(a=a, b=b).split()
+    if samples > 99 and blend == "{a}":
+        samples = 250
+    whole, parts = Run(tmp_path), Run(tmp_path)
+    whole.draw(samples, samples, *words)
+    for size in (20, 0, 20, samples - 40):
+        parts.draw(size, samples, *words)
+        assert parts.lines == ()
+    assert all(np.array_equal(x, y) for x, y in zip(whole.tokens, parts.tokens, strict=True))
+
+
+@pytest.mark.parametrize("blend", ["{a}", "1 {a}", "1 {a} 2 {b}"])
+def test_a_longer_run_goes_on_through_the_epoch_that_it_is_in(tmp_path: Path, blend: str) -> None:
+    a, b = pair(tmp_path)
+    words = blend.format(a=a, b=b).split()
+    run, shorter = Run(tmp_path), Run(tmp_path)
+    for part in (30, 30, 30):
+        run.draw(part, run.consumed + part, *words)
+    shorter.draw(60, 60, *words)
+    assert all(np.array_equal(x, y) for x, y in zip(shorter.tokens, run.tokens, strict=False))
+    run.draw(210, 300, *words)
+    drawn = run.of(0, 1000)
+    for first in range(0, len(drawn), 99 * SEQ):
+        epoch = drawn[first : first + 99 * SEQ]
+        assert len(set(epoch)) == len(epoch)
+
+
+@pytest.mark.parametrize(("micro", "dp"), [(1, 1), (2, 1), (1, 4), (4, 2)])
+def test_the_layout_does_not_matter(tmp_path: Path, micro: int, dp: int) -> None:
+    a, b = pair(tmp_path)
+    plain, other = Run(tmp_path), Run(tmp_path)
+    for run, layout in ((plain, (1, 1)), (other, (micro, dp))):
+        run.draw(16, 64, "1", a, "1", b, micro=1, dp=1)
+        run.draw(24, 64, "1", a, "5", b, micro=layout[0], dp=layout[1])
+        run.draw(24, 64, b, a, micro=layout[0], dp=layout[1])
+    assert all(np.array_equal(x, y) for x, y in zip(plain.tokens, other.tokens, strict=True))
+
+
+def test_a_dataset_that_was_left_out_for_a_while_goes_on(tmp_path: Path) -> None:
+    a, b = pair(tmp_path)
+    c = numbered_dataset(tmp_path / "c", 40, 20, first=2000)
+    run = Run(tmp_path)
+    run.draw(20, 200, "1", a, "1", b)
+    run.draw(20, 200, "1", a)
+    run.draw(40, 200, "1", b, "1", c)
+    assert run.lines == (
+        "from sample 40 on the blend is another one",
+        f"{b} goes on at its sample 10",
+        f"{c} is new",
+    )
+    for low in (0, 1000, 2000):
+        tokens = run.of(low, low + 1000)
+        assert len(set(tokens)) == len(tokens)
+    assert [samples_of(run.of(low, low + 1000)) for low in (0, 1000, 2000)] == [30, 30, 20]
+
+
+def test_datasets_without_weights_are_read_once_over_all_stretches(tmp_path: Path) -> None:
+    a, b = pair(tmp_path)
+    c = numbered_dataset(tmp_path / "c", 40, 20, first=2000)
+    run = Run(tmp_path)
+    run.draw(50, 198, a, b)
+    run.draw(247, 297, a, b, c)
+    for low in (0, 1000, 2000):
+        tokens = run.of(low, low + 1000)
+        assert samples_of(tokens) == 99
+        assert len(set(tokens)) == 99 * SEQ
+    with pytest.raises(DataError, match=r"298 samples are wanted, .* gives 297"):
+        run.open(298, a, b, c)
+    with pytest.raises(DataError, match="all of its 2 datasets have been read"):
+        run.open(298, a, b)
+
+
+def test_a_dataset_named_twice_is_read_on_as_one(tmp_path: Path) -> None:
+    a, b = pair(tmp_path)
+    run = Run(tmp_path)
+    run.draw(10, 80, "1", a, "1", b)
+    run.draw(40, 80, "1", a, "2", a, "1", b)
+    tokens = run.of(0, 1000)
+    assert samples_of(tokens) == 35
+    assert len(set(tokens)) == len(tokens)
+    before = len(run.tokens)
+    run.draw(10, 80, "3", a, "1", b)
+    assert run.lines == ()
+    assert len(run.tokens) == before + 10
+
+
+def test_other_data_under_a_name_begins_anew_and_moved_data_does_not(tmp_path: Path) -> None:
+    a, b = pair(tmp_path)
+    run = Run(tmp_path)
+    run.draw(20, 60, "1", a, "1", b)
+    (tmp_path / "moved").mkdir()
+    for suffix in (".bin", ".idx"):
+        Path(a + suffix).rename(tmp_path / "moved" / f"a{suffix}")
+    numbered_dataset(tmp_path / "b", 30, 20, first=1000)
+    moved = str(tmp_path / "moved" / "a")
+    run.draw(20, 60, "1", moved, "1", f"{tmp_path}/./b")
+    assert run.lines[1:] == (
+        f"{moved} goes on at its sample 10",
+        f"warning: {tmp_path}/./b holds other documents than it did: read from the beginning",
+    )
+    assert len(set(run.of(0, 1000))) == 20 * SEQ
+
+
+def test_another_seed_split_or_sequence_is_the_order_of_a_new_run(tmp_path: Path) -> None:
+    a, _ = pair(tmp_path)
+    for change in ({"seed": 6}, {"split": "9,1,0"}):
+        run = Run(tmp_path)
+        run.draw(20, 40, "1", a)
+        other = Run(tmp_path, **change)  # type: ignore[arg-type]
+        other.saved, other.consumed = run.saved, 20
+        other.draw(20, 40, "1", a)
+        fresh = Run(tmp_path, **change)  # type: ignore[arg-type]
+        fresh.draw(40, 40, "1", a)
+        assert all(np.array_equal(x, y) for x, y in zip(fresh.tokens[20:], other.tokens, strict=True))
+
+
+def test_the_history_shows_every_sample_as_it_was_drawn(tmp_path: Path) -> None:
+    a, b = pair(tmp_path)
+    run = Run(tmp_path)
+    run.draw(20, 198, a, b)
+    run.draw(30, 200, "1", a, "9", b)
+    run.draw(30, 80, "1", b)
+    run.draw(60, 400, a)
+    _, order = run.open(400, "2", b, "1", a)
+    history = RunHistory(SourceBuilder(SEQ, run.seed, run.cache), order)
+    assert [history.pieces(sample) for sample in range(140)] == run.pieces
+    assert len(history) >= 400
+
+
+def test_random_histories_read_every_epoch_evenly(tmp_path: Path) -> None:
+    """Whatever the blends, a round of one epoch has each token at most once, a round of two twice."""
+    rng = np.random.default_rng(0)
+    names = [numbered_dataset(tmp_path / f"d{n}", 10 + n, 9, first=1000 * n) for n in range(5)]
+    for trial in range(12):
+        run = Run(tmp_path / str(trial), seed=trial)
+        for _ in range(6):
+            chosen = rng.permutation(5)[: rng.integers(1, 6)]
+            blend = [word for n in chosen for word in (f"{rng.random():.3f}", names[n])]
+            count = int(rng.integers(0, 25))
+            run.draw(count, run.consumed + count + int(rng.integers(0, 30)), *blend)
+        assert run.saved is not None
+        for place in run.saved.read:
+            n = names.index(place.prefix)
+            tokens = run.of(1000 * n, 1000 * n + 1000)
+            assert samples_of(tokens) == place.place
+            for epochs, _ in place.rounds:
+                size = (epochs * 9 * (10 + n) - 1) // SEQ * SEQ
+                part, tokens = tokens[:size], tokens[size:]
+                assert max(Counter(part).values(), default=0) <= epochs
+            assert not tokens
+
+
+def test_the_sizes_of_a_blend_of_an_empty_dataset(tmp_path: Path) -> None:
+    """A dataset without a whole sample is never chosen, wherever it stands."""
+    a, _ = pair(tmp_path)
+    empty = write_dataset(tmp_path / "empty", [3])
+    run = Run(tmp_path)
+    run.draw(99, 99, empty, a)
+    assert len(set(run.of(0, 1000))) == 99 * SEQ
