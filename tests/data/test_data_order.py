@@ -216,10 +216,10 @@ def test_another_seed_split_or_sequence_is_the_order_of_a_new_run(tmp_path: Path
     for change in ({"seed": 6}, {"split": "9,1,0"}):
         run = Run(tmp_path)
         run.draw(20, 40, "1", a)
-        other = Run(tmp_path, **change)  # type: ignore[arg-type]
+        other = Run(tmp_path, **change)
         other.saved, other.consumed = run.saved, 20
         other.draw(20, 40, "1", a)
-        fresh = Run(tmp_path, **change)  # type: ignore[arg-type]
+        fresh = Run(tmp_path, **change)
         fresh.draw(40, 40, "1", a)
         assert all(np.array_equal(x, y) for x, y in zip(fresh.tokens[20:], other.tokens, strict=True))
 
