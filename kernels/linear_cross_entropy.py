@@ -27,6 +27,7 @@ from megalite.kernels.cross_entropy import (
     exchange,
 )
 from megalite.kernels.dispatch import choose, statistics_dtype
+from megalite.kernels.weight_gradient import accumulate_fused
 
 DEFAULT_BUDGET = 512 * 2**20  # bytes of logits at once: large enough that the products run at full speed
 # torch 2.13 gave this a new name and warns of the old one, the only one that 2.11 has.
@@ -121,7 +122,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
                 _finish(reduction)
                 reduction = _start_product(logits, weight, grad_hidden[start : start + rows], group, shards)
             if grad_weight is not None:
-                _accumulate(grad_weight, logits.t(), part)
+                accumulate_fused(grad_weight, logits.t(), part)
         _finish(reduction)
         held = None if sink is not None else grad_weight
         ctx.save_for_backward(grad_hidden, held, upstream)
@@ -166,16 +167,6 @@ def _start_product(
 def _finish(reduction: tuple[dist.Work, Tensor] | None) -> None:
     if reduction is not None:
         reduction[0].wait()
-
-
-def _accumulate(total: Tensor, left: Tensor, right: Tensor) -> None:
-    """total += left @ right, without a rounding of the product where the device's library can do that."""
-    if total.dtype == left.dtype:
-        total.addmm_(left, right)
-    elif total.is_cuda:
-        torch.addmm(total, left, right, out_dtype=total.dtype, out=total)
-    else:
-        total += left @ right
 
 
 def linear_cross_entropy(

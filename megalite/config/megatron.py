@@ -118,7 +118,7 @@ WITHOUT_EFFECT = {
     "--no-overlap-p2p-communication --no-align-param-gather": "belongs to interleaved schedules",
     "--ddp-average-in-collective": "gradients are summed, the loss being divided by the global token count",
     "--cp-comm-type": "there is no context parallelism",
-    "--no-gradient-accumulation-fusion --no-masked-softmax-fusion --no-bias-gelu-fusion "
+    "--no-masked-softmax-fusion --no-bias-gelu-fusion "
     "--no-bias-swiglu-fusion --no-bias-dropout-fusion --no-rope-fusion "
     "--no-persist-layer-norm": "kernels are chosen by the device",
     "--num-dataset-builder-threads": "index building chooses its threads",

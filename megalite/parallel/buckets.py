@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from megalite.kernels.weight_gradient import Accumulate, accumulate_fused
 from megalite.parallel.mappings import all_reduce
 from megalite.parallel.params import attach_sink, record_of
 from megalite.parallel.topology import Axis, Topology
@@ -132,10 +133,15 @@ class GradientBuckets:
     """
 
     def __init__(
-        self, parameters: Iterable[nn.Parameter], topology: Topology, bucket_size: int | None, overlap: bool
+        self,
+        parameters: Iterable[nn.Parameter],
+        topology: Topology,
+        bucket_size: int | None,
+        overlap: bool,
+        accumulate: Accumulate = accumulate_fused,
     ):
         self.topology = topology
-        self.weight_gradients = WeightGradients()
+        self.weight_gradients = WeightGradients(accumulate)
         ordered = list(reversed(list(dict.fromkeys(parameters))))
         if not ordered:
             raise ValueError("a stage needs at least one parameter")

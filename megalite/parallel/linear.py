@@ -39,10 +39,7 @@ def add_weight_gradient(
 
     @torch.no_grad()
     def accumulate() -> None:
-        if matrix.dtype == x.dtype:
-            matrix.addmm_(grad_output.t(), x)
-        else:
-            matrix.add_(grad_output.t() @ x)
+        sink.weight_gradients.accumulate(matrix, grad_output.t(), x)
         sink.ready()
 
     sink.weight_gradients.compute(accumulate)

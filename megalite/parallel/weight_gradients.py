@@ -1,15 +1,21 @@
-"""When linear layers compute their weight gradients: in the backward pass, or later by schedule."""
+"""When linear layers compute their weight gradients, and how these are added up."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from megalite.kernels.weight_gradient import Accumulate, accumulate_fused
+
 
 class WeightGradients:
-    """Runs the weight gradients of a process's layers, at once unless `put_off` is active."""
+    """Runs the weight gradients of a process's layers, at once unless `put_off` is active.
 
-    def __init__(self) -> None:
+    `accumulate(total, left, right)` adds a product to a main gradient.
+    """
+
+    def __init__(self, accumulate: Accumulate = accumulate_fused) -> None:
+        self.accumulate = accumulate
         self._later: list[Callable[[], None]] | None = None
 
     def compute(self, work: Callable[[], None]) -> None:

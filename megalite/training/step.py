@@ -13,6 +13,7 @@ import torch
 from megalite.checkpoint import Block
 from megalite.config import Config, stage_layers
 from megalite.data.batch import Batch
+from megalite.kernels.weight_gradient import IMPLEMENTATIONS
 from megalite.model.gpt import GPTStage, StagePlace, build_stages
 from megalite.optim.optimizer import Optimizer, StateBlock, StepStats
 from megalite.parallel.buckets import GradientBuckets
@@ -65,8 +66,13 @@ class Trainer:
         self.stages = build_stages(config.model, make, places, config.loss)
         self.links = build_links(placement, pipelines, topology.device, timeout)
         parameters = [parameter for stage in self.stages for parameter in stage.parameters()]
+        fusion = config.precision.gradient_accumulation_fusion_impl
         self.buckets = GradientBuckets(
-            parameters, topology, parallel.ddp_bucket_size, parallel.overlap_grad_reduce
+            parameters,
+            topology,
+            parallel.ddp_bucket_size,
+            parallel.overlap_grad_reduce,
+            IMPLEMENTATIONS[fusion if config.precision.gradient_accumulation_fusion else "none"],
         )
         self.optimizer = Optimizer(
             self.buckets.buckets, config.optimizer, config.precision, topology.model, topology.device

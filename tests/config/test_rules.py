@@ -178,6 +178,17 @@ ONE_ERROR = [
         "--num-query-groups 5: 12 heads not divisible by 5 query groups; valid groups: 1,2,3,4,6,12",
     ),
     ("--num-query-groups 4", 1, "would be ignored by Megatron without --group-query-attention"),
+    (
+        "--gradient-accumulation-fusion-impl apex",
+        1,
+        "--gradient-accumulation-fusion-impl apex: NVIDIA apex's module fused_weight_gradient_mlp_cuda is "
+        "not installed; native",
+    ),
+    (
+        "--gradient-accumulation-fusion-impl apex --no-gradient-accumulation-fusion",
+        1,
+        "--gradient-accumulation-fusion-impl apex: is switched off by --no-gradient-accumulation-fusion",
+    ),
     ("--position-embedding-type rope --kv-channels 5", 1, "rope rotates pairs, and 5 of the 5 channels"),
     ("--position-embedding-type rope --rotary-percent 0.25", 1, "and 1 of the 4 channels of a head"),
     ("--null-tokenizer-eod-id 100", 1, "--null-tokenizer-eod-id 100: not in the vocabulary of 100 tokens"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 
 import pytest
 import torch
@@ -19,6 +20,7 @@ from megalite.kernels import (
 )
 from megalite.kernels.adamw import adamw
 from megalite.kernels.squared_norm import squared_norm
+from megalite.kernels.weight_gradient import IMPLEMENTATIONS
 
 BF16 = torch.bfloat16
 
@@ -90,6 +92,20 @@ def test_compiled_by_inductor(name: str) -> None:
         step(torch.compile(operation, fullgraph=True), inputs), step(operation, inputs), strict=True
     ):
         torch.testing.assert_close(got, wanted)
+
+
+@pytest.mark.parametrize("name", ["native", "apex", "none"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_weight_gradients_in_fp32(name: str, dtype: torch.dtype) -> None:
+    """Against fp64: fused, the product is never rounded to 8 or 11 bits; then it is, once."""
+    if name == "apex" and find_spec("fused_weight_gradient_mlp_cuda") is None:
+        pytest.skip("NVIDIA apex is not installed with fused_weight_gradient_mlp_cuda")
+    grad_output, x = (torch.randn(512, n, device="cuda", dtype=dtype) for n in (384, 256))
+    total = torch.ones(384, 256, device="cuda")
+    exact = 1 + grad_output.double().t() @ x.double()
+    IMPLEMENTATIONS[name](total, grad_output.t(), x)
+    eps = torch.finfo(dtype).eps if name == "none" else 2**-16  # sums of 512 products in fp32
+    assert float((total.double() - exact).abs().max()) < eps * float(exact.abs().max())
 
 
 def test_optimizer_in_a_graph() -> None:

@@ -114,6 +114,7 @@ class Options:
     pipeline_schedule: str | None = None
     by_document: bool = False
     dropout: bool = False
+    gradient_accumulation_fusion: bool = True
     linear_cross_entropy: bool = False
     regularised_loss: bool = False
     pipeline_table: bool = False
@@ -148,6 +149,7 @@ def options(layout: Layout) -> dict[str, Options]:
             pipeline_schedule=SCHEDULES[place % len(SCHEDULES)] if layout.pipeline > 1 else None,
             by_document=place % 3 == 1,
             dropout=place % 3 == 2,
+            gradient_accumulation_fusion=place % 7 != 4,
             linear_cross_entropy=(own // 3 + place) % 2 == 0,
             regularised_loss=own % 3 == 1,
         )
@@ -200,7 +202,9 @@ def make_config(
             pipeline_schedule=options.pipeline_schedule,
             pipeline_schedule_csv=table_of(layout, options) if options.pipeline_table else None,
         ),
-        precision=PrecisionConfig(params_dtype=params_dtype),
+        precision=PrecisionConfig(
+            params_dtype=params_dtype, gradient_accumulation_fusion=options.gradient_accumulation_fusion
+        ),
         data=DataConfig(mock_data=True, reset_attention_mask=options.by_document),
         run=RunConfig(seed=SEED),
     )

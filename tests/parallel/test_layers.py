@@ -7,9 +7,12 @@ from typing import Any
 import pytest
 import torch
 
+from megalite.config import BatchConfig, Config, DataConfig, ModelConfig, OptimizerConfig, PrecisionConfig
+from megalite.kernels.weight_gradient import accumulate_fused, accumulate_unfused, accumulate_with_apex
 from megalite.parallel.embedding import vocab_parallel_embedding
 from megalite.parallel.linear import column_linear, row_linear
 from megalite.parallel.topology import build_topology
+from megalite.training.step import Trainer
 from tests.pool import WorkerPool
 
 SEQ, BATCH, WIDE, NARROW, VOCAB = 8, 2, 12, 8, 16
@@ -77,3 +80,31 @@ def test_layer_equals_the_unsplit_layer(
             whole = torch.stack(pieces).sum(0) if cut == "sum" else torch.cat(pieces, cut)
         # fp64 sums of at most 16 numbers in another order
         assert (whole - expected[name]).abs().max() < 1e-13, name
+
+
+@pytest.mark.parametrize(
+    ("precision", "expected"),
+    [
+        (PrecisionConfig(), accumulate_fused),
+        (PrecisionConfig(gradient_accumulation_fusion=False), accumulate_unfused),
+        (PrecisionConfig(gradient_accumulation_fusion_impl="apex"), accumulate_with_apex),
+    ],
+)
+def test_weight_gradients_are_accumulated_as_configured(precision: PrecisionConfig, expected: Any) -> None:
+    model = ModelConfig(
+        num_layers=1,
+        hidden_size=8,
+        num_attention_heads=2,
+        seq_length=4,
+        max_position_embeddings=4,
+        vocab_size=8,
+    )
+    config = Config(
+        model=model,
+        batch=BatchConfig(micro_batch_size=1, global_batch_size=1, train_iters=1),
+        optimizer=OptimizerConfig(lr=1e-3),
+        precision=precision,
+        data=DataConfig(mock_data=True),
+    )
+    trainer = Trainer(config, build_topology(1, 1, torch.device("cpu")))
+    assert trainer.buckets.weight_gradients.accumulate is expected

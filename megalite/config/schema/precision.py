@@ -17,6 +17,18 @@ class PrecisionConfig:
         "slow on GPUs: use --bf16. float64 exists for tests.",
         choices=("float32", "bfloat16", "float16", "float64"),
     )
+    gradient_accumulation_fusion: bool = setting(
+        True,
+        "Add weight gradients of linear layers to the fp32 main gradient inside the matrix product, where the "
+        "device's library can: no rounding to bf16 in between and no tensor for it. Off: product, then sum, "
+        "as on a CPU.",
+    )
+    gradient_accumulation_fusion_impl: str = setting(
+        "native",
+        "What does so. native: torch's cuBLAS product with fp32 output. apex: NVIDIA apex's kernel, which "
+        "Megatron needs for this; it must have been built with --cuda_ext.",
+        choices=("native", "apex"),
+    )
     loss_scale: float | None = setting(
         None,
         "Constant loss scale, a power of two. Default: dynamic with fp16, 1 with the other types.",
