@@ -19,8 +19,8 @@ class PrecisionConfig:
     )
     gradient_accumulation_fusion: bool = setting(
         True,
-        "Add weight gradients of linear layers to the fp32 main gradient inside the matrix product, where the "
-        "device's library can: no rounding to bf16 in between and no tensor for it. Off: product, then sum, "
+        "Add weight gradients of linear layers to the fp32 main gradient inside the matrix product, where "
+        "the device's library can: no rounding to bf16 in between, no tensor for it. Off: product, then sum, "
         "as on a CPU.",
     )
     gradient_accumulation_fusion_impl: str = setting(
