@@ -25,8 +25,13 @@ class Dropout(nn.Module):
         self.rate, self.key, self.seq_length = rate, site_key(make.seed, site), seq_length
         self.shard = make.topology.tp.rank if make.sequence_parallel else 0
 
-    def forward(self, x: torch.Tensor, samples: torch.Tensor) -> torch.Tensor:
-        """x: (seq, batch, hidden), a sequence shard with sequence parallelism; samples: int64 (batch,)."""
-        if not self.training:
-            return x
-        return dropout(x, samples, self.key, self.rate, self.shard * x.shape[0], self.seq_length)
+    def forward(
+        self, x: torch.Tensor, samples: torch.Tensor, residual: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """x: (seq, batch, hidden), a sequence shard with sequence parallelism; samples: int64 (batch,).
+
+        `residual`, of x's shape, is added to the result.
+        """
+        rate = self.rate if self.training else 0.0
+        first = self.shard * x.shape[0]
+        return dropout(x, samples, self.key, rate, first, self.seq_length, residual=residual)

@@ -76,7 +76,8 @@ class Block(nn.Module):
         samples = sequences.samples
         attended = self.attention_dropout(self.attention(self.attention_norm(x), sequences), samples)
         normed, x = self.mlp_norm.after_adding(attended, x)
-        return x + self.mlp_dropout(self.mlp(normed), samples)
+        added: torch.Tensor = self.mlp_dropout(self.mlp(normed), samples, residual=x)
+        return added
 
 
 class Embedding(nn.Module):

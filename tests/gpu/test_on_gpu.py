@@ -19,6 +19,7 @@ from megalite.kernels import (
     vocab_parallel_cross_entropy,
 )
 from megalite.kernels.adamw import adamw
+from megalite.kernels.dropout import dropout
 from megalite.kernels.squared_norm import squared_norm
 from megalite.kernels.weight_gradient import IMPLEMENTATIONS
 
@@ -36,6 +37,8 @@ def operations() -> Iterator[tuple[str, Callable[..., Tensor], tuple[Tensor, ...
     yield "swiglu", swiglu, (normal(64, 2, 512),)
     cos, sin = rotary_table(torch.arange(64, device="cuda"), 64)
     yield "rope", lambda q: rope(q, q, cos, sin)[0], (normal(64, 2, 8, 64),)
+    samples = torch.arange(2, device="cuda")
+    yield "dropout", lambda x: dropout(x, samples, 7, 0.1, 0, 64, residual=x), (normal(64, 2, 512),)
     target = torch.randint(0, 1000, (64,), device="cuda")
     yield "cross_entropy", lambda x: vocab_parallel_cross_entropy(x, target, 0, 1000), (normal(64, 1024),)
     yield (
@@ -51,7 +54,8 @@ def step(operation: Callable[..., Tensor], inputs: tuple[Tensor, ...]) -> tuple[
 
 
 OPERATIONS = pytest.mark.parametrize(
-    "name", ["rms_norm", "add_rms_norm", "swiglu", "rope", "cross_entropy", "linear_cross_entropy"]
+    "name",
+    ["rms_norm", "add_rms_norm", "swiglu", "rope", "dropout", "cross_entropy", "linear_cross_entropy"],
 )
 
 

@@ -33,6 +33,7 @@ CASES = (
     Case("rms_norm_backward", lambda: (_normal(3, 32), None, _normal(3, 32), _normal(32), _normal(3), 0.0)),
     Case("swiglu_forward", lambda: (_normal(3, 32), _normal(3, 32))),
     Case("swiglu_backward", lambda: (_normal(3, 32), _normal(3, 32), _normal(3, 32))),
+    Case("dropout", lambda: (_normal(3, 2, 32), _normal(3, 2, 32), _ids(2), 7, 0.1, 0, 3)),
     Case(
         "rope",
         lambda: (_normal(3, 1, 2, 16), _normal(3, 1, 1, 16), _normal(3, 8), _normal(3, 8), False, True),

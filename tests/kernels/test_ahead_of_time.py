@@ -12,7 +12,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from megalite.kernels import cross_entropy_triton, flat_triton, rms_norm_triton, rope_triton, swiglu_triton
+from megalite.kernels import (
+    cross_entropy_triton,
+    dropout_triton,
+    flat_triton,
+    rms_norm_triton,
+    rope_triton,
+    swiglu_triton,
+)
 from tests.kernels.ahead_of_time import (
     REGISTERS,
     SHARED_LIMIT,
@@ -95,6 +102,14 @@ def cases() -> Iterator[Case]:
             2,
             half_wide_on_amd=4 if head_dim == 64 else 0,
         )
+    for hidden in (4096, 5120):
+        x, samples = meta(4096, 2, hidden), meta(2, dtype=torch.int64)
+        for residual in (None, x):
+            yield Case(
+                f"dropout {hidden}{'' if residual is None else ' with residual'}",
+                partial(dropout_triton.apply, x, residual, samples, -(2**62) + 1, 0.1, 0, 4096),
+                1,
+            )
     target, normaliser = meta(8192, dtype=torch.int64), meta(2, 8192, dtype=FP32)
     grad = meta(8192, dtype=FP32)
     for width, columns in ((131072, 131072), (50304, 50257)):

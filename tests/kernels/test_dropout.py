@@ -54,6 +54,30 @@ def test_half_precision_keeps_its_dtype() -> None:
     assert dropout(_ones(torch.bfloat16), torch.arange(SAMPLES), 11, 0.25, 0, SEQ).dtype == torch.bfloat16
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_a_residual_is_added_in_the_same_pass(dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(0)
+    x, residual = (
+        torch.randn(SEQ, SAMPLES, HIDDEN, generator=generator).to(dtype).requires_grad_() for _ in range(2)
+    )
+    place = (torch.arange(SAMPLES), 11, 0.25, 0, SEQ)
+    added = dropout(x, *place, residual=residual)
+    exact = residual.double() + dropout(x.double(), *place)
+    assert torch.equal(added, exact.to(dtype))
+    grad = torch.randn(SEQ, SAMPLES, HIDDEN, generator=generator).to(dtype)
+    grad_x, grad_residual = torch.autograd.grad(added, (x, residual), grad)
+    assert torch.equal(grad_residual, grad)
+    assert torch.equal(grad_x, dropout(grad, *place))
+    assert torch.equal(dropout(x, torch.arange(SAMPLES), 11, 0.0, 0, SEQ, residual=residual), x + residual)
+
+
+def test_shapes_that_do_not_fit_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"one of samples \(4,\)"):
+        dropout(_ones(), torch.arange(4), 11, 0.25, 0, SEQ)
+    with pytest.raises(ValueError, match="must agree"):
+        dropout(_ones(), torch.arange(SAMPLES), 11, 0.25, 0, SEQ, residual=_ones(torch.float32))
+
+
 def test_rate_0_is_the_input_itself_and_1_is_refused() -> None:
     x = _ones()
     assert dropout(x, torch.arange(SAMPLES), 11, 0.0, 0, SEQ) is x
