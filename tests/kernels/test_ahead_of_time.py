@@ -104,10 +104,10 @@ def cases() -> Iterator[Case]:
         )
     for hidden in (4096, 5120):
         x, samples = meta(4096, 2, hidden), meta(2, dtype=torch.int64)
-        for residual in (None, x):
+        for added in (None, x):
             yield Case(
-                f"dropout {hidden}{'' if residual is None else ' with residual'}",
-                partial(dropout_triton.apply, x, residual, samples, -(2**62) + 1, 0.1, 0, 4096),
+                f"dropout {hidden}{'' if added is None else ' with residual'}",
+                partial(dropout_triton.apply, x, added, samples, -(2**62) + 1, 0.1, 0, 4096),
                 1,
             )
     target, normaliser = meta(8192, dtype=torch.int64), meta(2, 8192, dtype=FP32)
