@@ -37,13 +37,9 @@ def open_dataset(prefix: str) -> IndexedDataset:
     return IndexedDataset(prefix)
 
 
-def token_dtype(vocab_size: int, megatron_threshold: bool = True) -> str:
-    """NumPy name of the type that a corpus of ids below `vocab_size` is stored in: uint16 or int32.
-
-    With `megatron_threshold`, vocabularies of 65,500 to 65,536 ids get int32 as Megatron-LM gives them.
-    """
-    limit = MEGATRON_UINT16_VOCABULARY - 1 if megatron_threshold else 65536
-    return "uint16" if vocab_size <= limit else "int32"
+def token_dtype(vocab_size: int) -> str:
+    """NumPy name of the type in which Megatron-LM stores ids below `vocab_size`: uint16 or int32."""
+    return "uint16" if vocab_size < MEGATRON_UINT16_VOCABULARY else "int32"
 
 
 class WriterState(NamedTuple):

@@ -12,7 +12,6 @@ from megalite.data.errors import DataError
 
 STDIN = "-"
 COMPRESSED = (".gz", ".zst", ".zstd")
-FORMATS = ("json", "text", "paragraphs", "parquet")
 
 
 class Part(NamedTuple):
@@ -20,6 +19,7 @@ class Part(NamedTuple):
 
     path: str
     format: str
+    """json, text, paragraphs or parquet."""
     start: int = 0
     end: int = -1
 

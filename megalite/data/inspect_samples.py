@@ -43,11 +43,11 @@ def index_arrays(name: str, source: SampleSource) -> dict[str, np.ndarray]:
     return {}
 
 
-def first_samples(name: str, dataset: Dataset, count: int = FIRST_SAMPLES) -> dict[str, np.ndarray]:
-    """The first `count` samples as the model gets them: `NAME.tokens`, `.labels`, `.position_ids`,
+def first_samples(name: str, dataset: Dataset) -> dict[str, np.ndarray]:
+    """The first FIRST_SAMPLES samples as the model gets them: `NAME.tokens`, `.labels`, `.position_ids`,
     `.loss_mask`.
     """
-    count = min(count, len(dataset))
+    count = min(FIRST_SAMPLES, len(dataset))
     if count == 0:
         return {}
     with StepLoader(dataset, count, count, 0, 1, 0, torch.device("cpu")) as loader:

@@ -80,7 +80,7 @@ def train(
     if datasets.train is None:
         raise TrainingError(f"--split {config.data.split} leaves nothing to train on")
     check_samples_left(config, progress, last, len(datasets.train))
-    loader = open_loader(trainer, datasets.train, progress.consumed_samples)
+    loader = open_loader(trainer, datasets.train, progress.consumed_samples, config.data.num_workers)
     drawn = Drawn(datasets.train, progress.consumed_samples, drawn_before)
     every, may_save = config.logging.log_interval, config.checkpoint.save is not None
     saved_at = -1

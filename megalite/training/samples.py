@@ -25,8 +25,10 @@ def open_datasets(config: Config, order: Mapping[str, Any] | None) -> Splits:
     return build_datasets(config.data, tokenizer, config.model.seq_length, config.run.seed, counts, saved)
 
 
-def open_loader(trainer: Trainer, dataset: Dataset, consumed_samples: int) -> StepLoader:
-    """This rank's micro-batches of every global batch after `consumed_samples`."""
+def open_loader(trainer: Trainer, dataset: Dataset, consumed_samples: int, workers: int = 0) -> StepLoader:
+    """This rank's micro-batches of every global batch after `consumed_samples`, read by `workers` processes,
+    or for 0 by a thread.
+    """
     batch, dp = trainer.config.batch, trainer.topology.dp
     return StepLoader(
         dataset,
@@ -36,7 +38,8 @@ def open_loader(trainer: Trainer, dataset: Dataset, consumed_samples: int) -> St
         dp.size,
         consumed_samples,
         trainer.topology.device,
-        vocab_size=trainer.config.model.vocab_size,
+        trainer.config.model.vocab_size,
+        workers,
     )
 
 

@@ -182,7 +182,6 @@ def test_dtype_rule() -> None:
         "int32",
         "int32",
     ]
-    assert [token_dtype(size, megatron_threshold=False) for size in (65536, 65537)] == ["uint16", "int32"]
 
 
 def test_unigram_entropy(tmp_path: Path) -> None:

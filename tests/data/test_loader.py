@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import gc
+import multiprocessing
+import os
 import re
+import signal
 import threading
+from dataclasses import fields
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
+from megalite.data.batch import Batch
 from megalite.data.build import Dataset, DocumentRules, build_datasets
 from megalite.data.errors import DataError
 from megalite.data.loader import StepLoader, rank_samples
@@ -200,11 +205,83 @@ def test_no_thread_is_left_behind() -> None:
         next(loader)
     assert readers() == before
     forgotten = StepLoader(mock(1000), 1, 1, 0, 1, 0, CPU)
-    thread = forgotten._thread
+    (thread,) = [thread for thread in threading.enumerate() if thread.name == "megalite-data"]
     del forgotten
     gc.collect()
     thread.join(timeout=10)
     assert not thread.is_alive()
+
+
+def batches_of(dataset: Dataset, workers: int, consumed: int = 0) -> list[Batch]:
+    with StepLoader(dataset, 2, 8, 1, 2, consumed, CPU, workers=workers) as loader:
+        return [batch for step in loader for batch in step]
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_worker_processes_read_the_same_samples_in_the_same_order(tmp_path: Path, workers: int) -> None:
+    prefix = numbered_dataset(tmp_path / "d", documents=50, length=9)
+    config = data_config(
+        tmp_path / "c", prefix, reset_position_ids=True, reset_attention_mask=True, eod_mask_loss=True
+    )
+    dataset = build_datasets(config, Words(450, 44), 6, 3, (70, 0, 0)).train
+    assert dataset is not None
+    state = torch.get_rng_state()
+    thread, processes = batches_of(dataset, 0, 16), batches_of(dataset, workers, 16)
+    assert len(thread) == len(processes) > 10
+    for ours, theirs in zip(thread, processes, strict=True):
+        for field in fields(Batch):
+            x, y = getattr(ours, field.name), getattr(theirs, field.name)
+            assert torch.equal(x, y) if isinstance(x, torch.Tensor) else x == y, field.name
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+class Obstacle(MockDataset):
+    """Something happens to whoever reads sample 4."""
+
+    def read(self, samples: np.ndarray, out: np.ndarray) -> None:
+        if samples[0] == 4:
+            self.meet()
+        super().read(samples, out)
+
+    def meet(self) -> None:
+        raise DataError("sample 4 is broken")
+
+
+class Deadly(Obstacle):
+    def meet(self) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        (Obstacle, "^sample 4 is broken$"),
+        (Deadly, "^--num-workers: a process that reads data was killed: Killed$"),
+    ],
+)
+def test_what_ends_a_worker_process_ends_the_loader_with_its_cause(
+    source: type[Obstacle], message: str
+) -> None:
+    dataset = Dataset(source(9, 6, 0, 40), DocumentRules(0))
+    with StepLoader(dataset, 1, 1, 0, 1, 0, CPU, workers=2) as loader:
+        with pytest.raises(DataError, match=message):
+            list(loader)
+        with pytest.raises(StopIteration):
+            next(loader)
+
+
+def test_worker_processes_end_with_the_loader_and_leave_signals_to_the_run() -> None:
+    with StepLoader(mock(1000), 1, 1, 0, 1, 0, CPU, workers=2) as loader:
+        next(loader)
+        children = multiprocessing.active_children()
+        assert len(children) == 2
+        for child in children:
+            assert child.pid is not None
+            os.kill(child.pid, signal.SIGTERM)
+        assert len([next(loader) for _ in range(20)]) == 20
+    for child in children:
+        child.join(timeout=30)
+        assert not child.is_alive()
 
 
 def test_mock_tokens_are_a_function_of_the_sample() -> None:

@@ -43,8 +43,6 @@ def warnings(c: Candidate) -> Iterator[str]:
         given = [flag_name(name) for name in names if name in c.given]
         if without and given:
             yield f"{', '.join(given)} has no effect without {needed}"
-    if config.data.num_workers:
-        yield f"--num-workers {config.data.num_workers} has no effect: a thread of each rank reads the data"
     rest = (batch.train_samples or 0) % batch.global_batch_size
     if rest:
         yield f"the last {rest} of {batch.train_samples} samples fill no global batch and are not trained on"

@@ -47,8 +47,9 @@ class DataConfig:
     mock_data: bool = setting(False, "Made-up tokens instead of a dataset, for timing and tests.")
     num_workers: int = setting(
         0,
-        "Worker processes that read data. Differs from Megatron (2): a thread of each rank reads and "
-        "prefetches memory-mapped tokens, and other values than 0 change nothing but a warning.",
+        "Processes of each rank that read its training data. Differs from Megatron (2): with 0 a thread of "
+        "the rank reads ahead, and handing over between processes costs more than it hides; give some where "
+        "one reader cannot keep up, as on a slow network file system. The samples are the same.",
         minimum=0,
     )
     tokenizer_type: str = setting(

@@ -1,0 +1,94 @@
+"""A rank's micro-batches of one step, read into host memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from megalite import _C
+from megalite.accelerator import pin
+from megalite.data.build import Dataset, SampleSource
+from megalite.data.errors import DataError
+
+
+@dataclass(frozen=True)
+class HostBatches:
+    """A rank's part of one global batch in host memory; leading dim: micro-batch."""
+
+    samples: torch.Tensor
+    tokens: torch.Tensor
+    loss_mask: torch.Tensor | None
+    position_ids: torch.Tensor | None
+    cu_seqlens: list[torch.Tensor] | None
+    longest: list[int] | None
+    """The longest document of each micro-batch, with `cu_seqlens`."""
+
+
+def check_ids(source: SampleSource, samples: np.ndarray, tokens: np.ndarray, vocab_size: int) -> None:
+    """Raises DataError when one of `tokens`, int64 (n, seq + 1), of `samples` (n,) is no id of the model.
+
+    An embedding split over ranks takes such an id for one of another rank, and would give zeros.
+    """
+    ids = tokens.view(np.uint64)  # where negative ids are huge: one pass over the batch finds both
+    if ids.max(initial=0) < vocab_size:
+        return
+    row, place = np.argwhere(ids >= vocab_size)[0]
+    before = int(place)
+    for piece in source.pieces(int(samples[row])):
+        if before < piece.tokens:
+            break
+        before -= piece.tokens
+    raise DataError(
+        f"{piece.prefix}: document {piece.document} holds id {tokens[row, place]} at token "
+        f"{piece.offset + before}, but the model's vocabulary is the {vocab_size} ids from 0; was the data "
+        "made with another tokenizer?"
+    )
+
+
+def read_batches(dataset: Dataset, samples: np.ndarray, vocab_size: int | None, pinned: bool) -> HostBatches:
+    """Read `samples`, int64 (micro_batches, micro_batch_size), `pinned` into page-locked memory.
+
+    With `vocab_size`, an id beyond it raises DataError.
+    """
+    rules, seq = dataset.rules, dataset.samples.seq_length
+    count, micro = samples.shape
+    place = pin if pinned else _unchanged
+    tokens = place(torch.empty(count, micro, seq + 1, dtype=torch.int64))
+    flat = tokens.numpy().reshape(count * micro, seq + 1)
+    dataset.samples.read(samples.reshape(-1), flat)
+    if vocab_size is not None:
+        check_ids(dataset.samples, samples.reshape(-1), flat, vocab_size)
+    numbers = torch.from_numpy(samples)
+    if not (rules.eod_mask_loss or rules.reset_position_ids or rules.reset_attention_mask):
+        return HostBatches(numbers, tokens, None, None, None, None)
+    shape = (count, micro, seq)
+    loss_mask = place(torch.empty(shape, dtype=torch.float32)) if rules.eod_mask_loss else None
+    position_ids = place(torch.empty(shape, dtype=torch.int64)) if rules.reset_position_ids else None
+    starts = []
+    for i in range(count):
+        positions = None if position_ids is None else position_ids[i].numpy()
+        mask = None if loss_mask is None else loss_mask[i].numpy()
+        starts.append(_C.mask_documents(tokens[i].numpy(), seq, rules.eod, positions, mask))
+    if not rules.reset_attention_mask:
+        return HostBatches(numbers, tokens, loss_mask, position_ids, None, None)
+    cu_seqlens = [place(torch.from_numpy(each)) for each in starts]
+    longest = [int(np.diff(each).max()) for each in starts]
+    return HostBatches(numbers, tokens, loss_mask, position_ids, cu_seqlens, longest)
+
+
+def pin_batches(host: HostBatches) -> HostBatches:
+    """The same in page-locked memory, where that helps."""
+    return HostBatches(
+        host.samples,
+        pin(host.tokens),
+        None if host.loss_mask is None else pin(host.loss_mask),
+        None if host.position_ids is None else pin(host.position_ids),
+        None if host.cu_seqlens is None else [pin(each) for each in host.cu_seqlens],
+        host.longest,
+    )
+
+
+def _unchanged(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor

@@ -1,0 +1,183 @@
+"""Steps read before they are asked for: by a thread of this process, or by processes of their own.
+
+The thread is the default: memory-mapped tokens are gathered without the interpreter's lock, and nothing is
+handed over between processes. Processes are for storage so slow that one reader cannot keep up.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import queue
+import signal
+import threading
+import weakref
+from collections.abc import Iterator, Sequence
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader
+from torch.utils.data import Dataset as TorchDataset
+
+from megalite.data.build import Dataset
+from megalite.data.errors import DataError
+from megalite.data.host_batches import HostBatches, pin_batches, read_batches
+
+STEPS_AHEAD = 2
+
+
+class Steps(Sequence[np.ndarray]):
+    """For each step the samples of this rank, int64 (micro_batches, micro_batch_size)."""
+
+    def __init__(self, firsts: range, offsets: np.ndarray) -> None:
+        """`firsts`: the first sample of each global batch; `offsets`: this rank's in one that starts at 0."""
+        self._firsts = firsts
+        self._offsets = offsets
+
+    def __len__(self) -> int:
+        return len(self._firsts)
+
+    def __getitem__(self, step: int) -> np.ndarray:  # type: ignore[override]  # slices are not needed
+        return self._firsts[step] + self._offsets
+
+
+class Reader(Protocol):
+    """Gives the steps one after another; StopIteration at their end, DataError for what cannot be read."""
+
+    def __next__(self) -> HostBatches: ...
+    def close(self) -> None: ...
+
+
+class ThreadReader:
+    """Reads in a thread of this process."""
+
+    def __init__(self, dataset: Dataset, steps: Steps, vocab_size: int | None) -> None:
+        self._queue: queue.Queue[HostBatches | BaseException | None] = queue.Queue(STEPS_AHEAD)
+        self._stop = threading.Event()
+        # The thread holds no reference to the reader, so that a forgotten one is collected and its thread
+        # ends.
+        self._thread = threading.Thread(
+            target=_read_all,
+            args=(dataset, steps, vocab_size, self._queue, self._stop),
+            name="megalite-data",
+            daemon=True,
+        )
+        weakref.finalize(self, self._stop.set)
+        self._thread.start()
+
+    def __next__(self) -> HostBatches:
+        item = self._queue.get()
+        if item is None:
+            raise StopIteration
+        if isinstance(item, BaseException):
+            raise item
+        return item
+
+    def close(self) -> None:
+        """Stop reading ahead."""
+        self._stop.set()
+        self._thread.join()
+
+
+def _read_all(
+    dataset: Dataset,
+    steps: Steps,
+    vocab_size: int | None,
+    results: queue.Queue[HostBatches | BaseException | None],
+    stop: threading.Event,
+) -> None:
+    """Read every step; then None, or the exception that ended it."""
+    last: BaseException | None = None
+    try:
+        for step in range(len(steps)):
+            if not _put(results, read_batches(dataset, steps[step], vocab_size, pinned=True), stop):
+                return
+    except BaseException as error:
+        last = error
+    _put(results, last, stop)
+
+
+def _put(
+    results: queue.Queue[HostBatches | BaseException | None],
+    item: HostBatches | BaseException | None,
+    stop: threading.Event,
+) -> bool:
+    """Hand `item` over; False when nobody wants it any more."""
+    while not stop.is_set():
+        try:
+            results.put(item, timeout=0.1)
+        except queue.Full:
+            continue
+        return True
+    return False
+
+
+class ProcessReader:
+    """Reads in `workers` processes, forked from this one: they share what is mapped and have no device."""
+
+    def __init__(self, dataset: Dataset, steps: Steps, vocab_size: int | None, workers: int) -> None:
+        loader = DataLoader(
+            _StepDataset(dataset, steps, vocab_size),
+            batch_size=None,
+            num_workers=workers,
+            collate_fn=_as_it_is,
+            worker_init_fn=_leave_signals_to_the_run,
+            prefetch_factor=STEPS_AHEAD,
+            multiprocessing_context="fork",
+            generator=torch.Generator(),  # or it would draw from the global one
+        )
+        # torch would raise the death of a worker wherever the main thread is just then; here it is told when
+        # the next step is asked for.
+        others, handler = multiprocessing.active_children(), signal.getsignal(signal.SIGCHLD)
+        self._items: Iterator[HostBatches | DataError] | None = iter(loader)
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGCHLD, handler)
+        self._workers = [each for each in multiprocessing.active_children() if each not in others]
+
+    def __next__(self) -> HostBatches:
+        if self._items is None:
+            raise StopIteration
+        try:
+            item = next(self._items)
+        except RuntimeError as error:  # what torch raises when a worker died
+            raise DataError(f"--num-workers: a process that reads data {self._end() or error}") from error
+        if isinstance(item, DataError):
+            raise item
+        return pin_batches(item)
+
+    def _end(self) -> str | None:
+        """How a worker ended."""
+        codes = [worker.exitcode for worker in self._workers if worker.exitcode]
+        if not codes:
+            return None
+        return f"was killed: {signal.strsignal(-codes[0])}" if codes[0] < 0 else f"ended with code {codes[0]}"
+
+    def close(self) -> None:
+        """End the processes."""
+        self._items = None  # torch ends them when the iterator goes
+
+
+class _StepDataset(TorchDataset[object]):
+    def __init__(self, dataset: Dataset, steps: Steps, vocab_size: int | None) -> None:
+        self._dataset = dataset
+        self._steps = steps
+        self._vocab_size = vocab_size
+
+    def __len__(self) -> int:
+        return len(self._steps)
+
+    def __getitem__(self, step: int) -> HostBatches | DataError:
+        try:
+            return read_batches(self._dataset, self._steps[step], self._vocab_size, pinned=False)
+        except DataError as error:  # raised where it is read: torch would wrap it in a traceback
+            return error
+
+
+def _as_it_is(item: HostBatches | DataError) -> HostBatches | DataError:
+    return item
+
+
+def _leave_signals_to_the_run(_: int) -> None:
+    """A signal to the whole group asks the run to stop, and it ends its workers itself."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(number, signal.SIG_IGN)
