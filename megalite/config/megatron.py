@@ -28,7 +28,6 @@ NOT_YET = {
     "--step-batch-size-schedule --decrease-batch-size-if-needed": (
         "give one --global-batch-size that divides"
     ),
-    "--check-weight-hash-across-dp-replicas-interval": "leave it out",
     "--ckpt-step": (
         "the latest complete checkpoint is loaded; write another step's number into "
         "latest_checkpointed_iteration.txt"

@@ -17,6 +17,7 @@ from megalite.training.errors import TrainingError, on_every_rank
 from megalite.training.evaluation import evaluate_at_the_end, validate
 from megalite.training.metrics import Reporter
 from megalite.training.progress import Progress, load_progress, save_progress, saved_order
+from megalite.training.replicas import check_replicas
 from megalite.training.samples import check_samples_left, last_iteration, open_datasets, open_loader
 from megalite.training.save_folder import only_writer
 from megalite.training.step import Trainer
@@ -90,6 +91,8 @@ def train(
         outcome = trainer.train_step(microbatches, rate)
         progress = progress.after_step(config.batch.global_batch_size)
         window.add(outcome, loader.wait_seconds)
+        if due(progress.iteration, config.run.check_weight_hash_across_dp_replicas_interval):
+            check_replicas(trainer, progress.iteration)
         if progress.iteration % every == 0 or progress.iteration in (1, last):
             progress = window.settle(progress)
             reporter.step(window.close(progress, rate))

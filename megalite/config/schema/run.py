@@ -21,3 +21,10 @@ class RunConfig:
     check_for_nan_in_loss_and_grad: bool = setting(
         True, "Stop when loss or gradient norm is not finite (fp16 overflow excepted)."
     )
+    check_weight_hash_across_dp_replicas_interval: int | None = setting(
+        None,
+        "Compare a hash of the weights' bits between all ranks that should hold the same after every so many "
+        "steps, and end the run when one differs. Cheap: one pass over the weights; 100 or more. Compares "
+        "tensor-parallel replicas and tied embeddings too, which Megatron's does not.",
+        minimum=1,
+    )
