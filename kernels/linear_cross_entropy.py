@@ -42,7 +42,9 @@ class _WeightGradients(Protocol):
 class GradientSink(Protocol):
     """Where a weight's gradient is collected: added to `main_grad`, then `ready` is called."""
 
-    main_grad: Tensor
+    @property
+    def main_grad(self) -> Tensor:
+        """Shaped as the weight."""
 
     @property
     def weight_gradients(self) -> _WeightGradients:

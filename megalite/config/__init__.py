@@ -10,6 +10,7 @@ from megalite.config.derived import (
     split_sample_counts,
     train_iterations,
     train_samples,
+    zero_stage,
 )
 from megalite.config.errors import ConfigError, ConfigErrors, exit_with_errors
 from megalite.config.parse import config_from_dict, parse, parse_or_exit, validate
@@ -77,4 +78,5 @@ __all__ = [
     "train_samples",
     "validate",
     "virtual_stages",
+    "zero_stage",
 ]

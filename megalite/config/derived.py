@@ -44,6 +44,14 @@ def parameter_count(model: ModelConfig) -> int:
     )
 
 
+def zero_stage(config: Config) -> int:
+    """What the data-parallel ranks share out: see `ParallelConfig.zero_stage`."""
+    parallel = config.parallel
+    if parallel.zero_stage is not None:
+        return parallel.zero_stage
+    return 1 if parallel.use_distributed_optimizer else 0
+
+
 def train_iterations(config: Config) -> int:
     """Optimizer steps of the whole run; a rest of `train_samples` below one global batch is left out."""
     batch = config.batch

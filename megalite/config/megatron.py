@@ -12,9 +12,7 @@ from megalite.config.errors import ConfigError, shown
 
 # Parts that megalite will have and this version has not. The advice says what to do without.
 NOT_YET = {
-    "--use-distributed-optimizer --overlap-param-gather --use-precision-aware-optimizer": (
-        "leave it out: every data-parallel rank keeps the whole optimizer state"
-    ),
+    "--use-precision-aware-optimizer": "leave it out: master weights and moments are fp32",
     "--recompute-granularity --recompute-method --recompute-num-layers --recompute-modules "
     "--recompute-activations --distribute-saved-activations": (
         "leave it out; to save memory lower --micro-batch-size, or raise --tensor-model-parallel-size with "

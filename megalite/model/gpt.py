@@ -26,6 +26,7 @@ from megalite.model.dropout import ATTENTION_BRANCH, EMBEDDING_SITE, MLP_BRANCH,
 from megalite.model.mlp import MLP
 from megalite.model.norm import make_norm
 from megalite.parallel.embedding import vocab_parallel_embedding
+from megalite.parallel.gathering import Unit
 from megalite.parallel.linear import column_linear
 from megalite.parallel.params import ParameterFactory, record_of, sink_of
 
@@ -124,11 +125,11 @@ class Head(nn.Module):
         self.weight = weight
         self.loss_config = loss_config
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def logits(self, x: torch.Tensor) -> torch.Tensor:
         """x: (seq, batch, hidden) or its sequence shard -> this rank's columns, (seq, batch, vocab / tp)."""
         return column_linear(self.norm(x), self.weight, None, self.axis, self.sequence_parallel)
 
-    def loss(
+    def forward(
         self,
         x: torch.Tensor,
         labels: torch.Tensor,
@@ -144,7 +145,7 @@ class Head(nn.Module):
         place = (target, record_of(self.weight).offsets[0], self.vocab_size, self.axis.group, IGNORED)
         smoothing, z_loss = (config.label_smoothing, config.z_loss_coeff) if self.training else (0.0, 0.0)
         if config.cross_entropy_fusion_impl == "native":
-            logits = self(x)
+            logits = self.logits(x)
             losses = vocab_parallel_cross_entropy(logits, *place, label_smoothing=smoothing, z_loss=z_loss)
             return losses.sum()
         sink = None if loss_grad is None else sink_of(self.weight)
@@ -210,7 +211,14 @@ class GPTStage(nn.Module):
         x = self.hidden_states(batch, hidden)
         if self.head is None:
             return x
-        return self.head.loss(x, batch.labels, batch.loss_mask, loss_grad)
+        loss: torch.Tensor = self.head(x, batch.labels, batch.loss_mask, loss_grad)
+        return loss
+
+    def units(self) -> list[Unit]:
+        """The modules that a training step calls, one after another."""
+        first = [] if self.embedding is None else [Unit(self.embedding, weights_in_backward=False)]
+        last = [] if self.head is None else [Unit(self.head)]
+        return [*first, *(Unit(layer) for layer in self.layers), *last]
 
     def hidden_states(self, batch: Tokens, hidden: torch.Tensor | None) -> torch.Tensor:
         """Output of this stage's blocks, (seq, batch, hidden) or its sequence shard."""
@@ -227,8 +235,7 @@ class GPTStage(nn.Module):
         """Last stage only: this rank's columns of the logits, (seq, batch, padded vocab / tp)."""
         if self.head is None:
             raise ValueError("this stage has no head; ask the last one for logits")
-        logits: torch.Tensor = self.head(self.hidden_states(batch, hidden))
-        return logits
+        return self.head.logits(self.hidden_states(batch, hidden))
 
     def _sequences(self, batch: Tokens) -> Sequences:
         rotation = documents = None

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from megalite.kernels.squared_norm import squared_norm
-from megalite.parallel.buckets import FlatBucket
+from megalite.parallel.flat import FlatBucket
 from megalite.parallel.mappings import all_reduce
 from megalite.parallel.params import ParamRecord, record_of
 from megalite.parallel.topology import Axis
@@ -28,7 +28,8 @@ def merged_ranges(bucket: FlatBucket, selected: Callable[[ParamRecord], bool]) -
 
 
 def gradient_norm(buckets: Sequence[FlatBucket], model: Axis) -> torch.Tensor:
-    """L2 norm of the main gradients of one copy of the model: an fp64 scalar, the same on all its ranks.
+    """L2 norm of the gradients of one copy of the model, which the ranks of `model` hold: an fp64 scalar,
+    the same on all of them.
 
     Not finite exactly when an fp32 gradient anywhere in that copy is not. One all-reduce of one number; no
     host synchronisation.

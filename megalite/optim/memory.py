@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from megalite.parallel.buckets import main_grad_dtype
+from megalite.parallel.flat import HeldElements, main_grad_dtype
 
 
 @dataclass(frozen=True)
@@ -29,6 +29,25 @@ class BytesPerParameter:
     @property
     def total(self) -> int:
         return self.weights + self.main_grads + self.optimizer
+
+    def held(self, elements: HeldElements) -> int:
+        """Bytes of what a rank holds."""
+        return (
+            self.weights * elements.weights
+            + self.main_grads * (elements.grads + elements.buffers)
+            + self.optimizer * elements.updated
+        )
+
+    def formula(self, dp: int, zero_stage: int) -> str:
+        """For a reader: what is shared out has its divisor; "2 + 4 + 12/8 = 7.5"."""
+        shares = (
+            (self.weights, zero_stage > 2),
+            (self.main_grads, zero_stage > 1),
+            (self.optimizer, zero_stage > 0),
+        )
+        parts = [f"{size}/{dp}" if shared and dp > 1 else str(size) for size, shared in shares]
+        total = sum(size / dp if shared else size for size, shared in shares)
+        return f"{' + '.join(parts)} = {total:.4g}"
 
 
 def bytes_per_parameter(params_dtype: torch.dtype) -> BytesPerParameter:

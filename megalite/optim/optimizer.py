@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import nn
@@ -13,7 +14,7 @@ from megalite.config import OptimizerConfig, PrecisionConfig
 from megalite.optim.gradient_norm import clip_coefficient, gradient_norm, merged_ranges
 from megalite.optim.scaler import GradScaler
 from megalite.optim.state import FlatState, StateOptions
-from megalite.parallel.buckets import FlatBucket
+from megalite.parallel.flat import FlatBucket
 from megalite.parallel.topology import Axis
 
 
@@ -32,16 +33,22 @@ class StepStats:
     stuck: torch.Tensor
 
 
-StateBlock = tuple[str, nn.Parameter, torch.Tensor]
-"""Kind of state (see FlatState.logical), the parameter it belongs to, its values in that one's shape."""
+class StateBlock(NamedTuple):
+    """One kind of state (see FlatState.logical) of the elements `first ... first + n` of a parameter."""
+
+    kind: str
+    param: nn.Parameter
+    values: torch.Tensor
+    """(n,), in the master's dtype."""
+    first: int
 
 
 class Optimizer:
     """AdamW over flat buckets, with gradient clipping, loss scaling and master weights.
 
-    `buckets`: weights and summed main gradients, the latter multiplied by `loss_scale`. `model`:
-    the ranks that hold one copy of the model. A step whose gradient norm is not finite changes neither
-    weights, moments nor step count, on any rank.
+    `buckets`: weights and summed main gradients, the latter multiplied by `loss_scale`. `model`: the ranks
+    whose buckets together hold one copy of the model. A step whose gradient norm is not finite changes
+    neither weights, moments nor step count, on any rank.
     """
 
     def __init__(
@@ -128,7 +135,7 @@ def _decay_ranges(bucket: FlatBucket) -> tuple[tuple[int, int], ...]:
 def _blocks_of(bucket: FlatBucket, logical: dict[str, torch.Tensor]) -> Iterator[StateBlock]:
     for slot in bucket.slots:
         for kind, flat in logical.items():
-            yield kind, slot.param, flat[slot.start : slot.stop].view(slot.param.shape)
+            yield StateBlock(kind, slot.param, flat[slot.start : slot.stop], slot.first)
 
 
 def _scaler_of(precision: PrecisionConfig, device: torch.device, dtype: torch.dtype) -> GradScaler:

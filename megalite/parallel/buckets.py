@@ -1,232 +1,291 @@
 """Flat parameter and gradient memory, cut into buckets that are reduced over dp while backward goes on.
 
-Parameters are laid out in the reverse of the order in which forward uses them, which is roughly the order in
-which backward fills their gradients. A bucket is reduced as soon as the last gradient of the last micro-batch
-is in it. Gradients are summed, not averaged: the loss is already divided by the token count of the global
-batch.
+A bucket is reduced as soon as the last gradient of the last micro-batch is in it. Gradients are summed, not
+averaged: the loss is already divided by the token count of the global batch.
+
+`zero_stage` says what the data-parallel ranks share out (Rajbhandari et al. 2020, arXiv 1910.02054). Each
+bucket is cut into as many equal parts as there are ranks, wherever a border falls; a rank updates its part.
+Stage 0: that part is everything. Stage 1: gradients are reduced to the parts, and weights gathered from them
+after the update. Stage 2: the gradients of each micro-batch are, and only their sum in the part is kept.
+Stage 3: weights are kept as parts too; those of one unit of the model (a layer) at a time are gathered.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import torch
-import torch.distributed as dist
 from torch import nn
 
 from megalite.kernels.weight_gradient import Accumulate, accumulate_fused
+from megalite.parallel.flat import (
+    FlatBucket,
+    FlatWeights,
+    Slot,
+    bucket_length,
+    cut,
+    default_bucket_size,
+    held_elements,
+    main_grad_dtype,
+    place,
+    plan_buckets,
+)
+from megalite.parallel.gathering import BucketWeights, GatherAhead, Unit, wait_before_use
 from megalite.parallel.mappings import all_reduce
-from megalite.parallel.params import attach_sink, record_of
+from megalite.parallel.params import attach_sink, record_of, sink_of
+from megalite.parallel.reduction import BucketGradients, GradientPool
 from megalite.parallel.topology import Axis, Topology
 from megalite.parallel.weight_gradients import WeightGradients
-
-ALIGNMENT = 128  # elements: 128-bit accesses of any dtype, and whole cache lines
-
-
-@dataclass(frozen=True)
-class Slot:
-    """Place of one parameter in a bucket: elements `start` to `stop`."""
-
-    param: nn.Parameter
-    start: int
-    stop: int
-
-
-@dataclass(frozen=True)
-class FlatBucket:
-    """One contiguous piece of a stage's parameters.
-
-    `weights` (numel,) in the parameters' dtype and `grads` (numel,) in the main gradient's: each
-    parameter is a view of the first, its main gradient of the second. Elements between slots are padding and
-    stay zero.
-    """
-
-    weights: torch.Tensor
-    grads: torch.Tensor
-    slots: tuple[Slot, ...]
-
-
-def main_grad_dtype(dtype: torch.dtype) -> torch.dtype:
-    """The gradients' and the optimizer's own dtype: fp64 for fp64 parameters, fp32 for all others."""
-    return torch.float64 if dtype == torch.float64 else torch.float32
-
-
-def default_bucket_size(dp_size: int) -> int:
-    """Elements in a bucket: enough to keep the ring busy on any number of ranks (Megatron-LM's rule)."""
-    return max(40_000_000, 1_000_000 * dp_size)
-
-
-def _align(offset: int) -> int:
-    return -(-offset // ALIGNMENT) * ALIGNMENT
-
-
-def plan_buckets(sizes: Sequence[int], alone: Sequence[bool], bucket_size: int) -> list[list[int]]:
-    """Group parameters, given by size in buffer order, into buckets of at least `bucket_size` elements.
-
-    The last may be smaller; a parameter with `alone` set gets a bucket of its own. Returns the indices in
-    each bucket.
-    """
-    buckets: list[list[int]] = []
-    current: list[int] = []
-    filled = 0
-    for index, size in enumerate(sizes):
-        if alone[index]:
-            buckets += [current] if current else []
-            buckets.append([index])
-            current, filled = [], 0
-            continue
-        current.append(index)
-        filled += size
-        if filled >= bucket_size:
-            buckets.append(current)
-            current, filled = [], 0
-    return buckets + ([current] if current else [])
 
 
 class _Sink:
     """Receives the gradient of one parameter and tells its bucket."""
 
-    def __init__(self, main_grad: torch.Tensor, weight_gradients: WeightGradients, ready: Callable[[], None]):
-        self.main_grad = main_grad
+    def __init__(self, slot: Slot, gradients: BucketGradients, weight_gradients: WeightGradients):
+        self.slot, self.gradients = slot, gradients
         self.weight_gradients = weight_gradients
-        self.ready = ready
+
+    @property
+    def main_grad(self) -> torch.Tensor:
+        return self.gradients.view(self.slot)
+
+    def ready(self) -> None:
+        self.gradients.count()
 
 
-class _Reduction:
-    """State of one bucket's reduction within a step."""
+@dataclass(frozen=True)
+class BucketOptions:
+    """How gradients are reduced and what is shared out.
 
-    def __init__(self, bucket: FlatBucket, dp: Axis):
-        self.bucket = bucket
-        self.dp = dp
-        self.uses = sum(record_of(slot.param).uses for slot in bucket.slots)
-        self.missing = 0  # contributions still to come
-        self.started = False
-        self.work: dist.Work | None = None
+    `bucket_size`: elements, None for the default. `overlap`: reduce during backward. `zero_stage`: see the
+    module. `overlap_gather`: go on after an update while weights are gathered, until they are used.
+    `prefetch_units`: at stage 3 how many units are gathered ahead of the one that computes.
+    """
 
-    def expect(self, backwards: int) -> None:
-        self.missing = self.uses * backwards
-        self.started = False
-
-    def count(self, overlap: bool) -> None:
-        self.missing -= 1
-        if self.missing == 0 and overlap:
-            self.start()
-
-    def start(self) -> None:
-        if not self.started and self.dp.group is not None:
-            self.work = dist.all_reduce(self.bucket.grads, group=self.dp.group, async_op=True)
-        self.started = True
-
-    def wait(self) -> None:
-        if self.work is not None:
-            self.work.wait()
-            self.work = None
+    bucket_size: int | None = None
+    overlap: bool = False
+    zero_stage: int = 0
+    overlap_gather: bool = False
+    prefetch_units: int = 1
 
 
 class GradientBuckets:
     """Moves the parameters of a process into flat memory and reduces their gradients.
 
-    A step is: `start_step`; the backward passes of all micro-batches, in any order, during which a
-    bucket is reduced when its last gradient has come in, if `overlap` is set; `finish`.
+    A step is: `start_step`; the backward passes of all micro-batches, in any order, during which a bucket is
+    reduced when its last gradient has come in, if overlap is set; `finish`; an update of `buckets`;
+    `gather_weights`.
+
+    `buckets`: what this rank updates. `held`: the weights it keeps between steps. `held_elements`: how much
+    it holds, by formula.
     """
 
     def __init__(
         self,
         parameters: Iterable[nn.Parameter],
         topology: Topology,
-        bucket_size: int | None,
-        overlap: bool,
+        options: BucketOptions,
+        units: Sequence[Unit] = (),
         accumulate: Accumulate = accumulate_fused,
     ):
-        self.topology = topology
+        """`units`: modules that the model calls in this order, which together use all parameters.
+        `accumulate`: how linear layers add their weight gradients.
+        """
+        self.topology, self.options = topology, options
+        self.stage = options.zero_stage if topology.dp.size > 1 else 0
         self.weight_gradients = WeightGradients(accumulate)
         ordered = list(reversed(list(dict.fromkeys(parameters))))
         if not ordered:
             raise ValueError("a stage needs at least one parameter")
-        size = default_bucket_size(topology.dp.size) if bucket_size is None else bucket_size
-        alone = ["embedding" in record_of(param).sum_grad_over for param in ordered]
-        groups = plan_buckets([param.numel() for param in ordered], alone, size)
-        self.buckets = _lay_out([[ordered[index] for index in group] for group in groups])
-        self._reductions = [_Reduction(bucket, topology.dp) for bucket in self.buckets]
-        for bucket, reduction in zip(self.buckets, self._reductions, strict=True):
-            for slot in bucket.slots:
-                _connect(slot, bucket, self.weight_gradients, partial(reduction.count, overlap))
+        if self.stage == 3:
+            groups = _by_unit(ordered, units)
+        else:
+            groups = _by_size(ordered, options.bucket_size or default_bucket_size(topology.dp.size))
+        self._layouts = [place(group) for group in groups]
+        self._allocate(self._layouts)
+        for slots, gradients in zip(self._layouts, self._gradients, strict=True):
+            for slot in slots:
+                _connect(slot, gradients, self.weight_gradients)
+        self._ahead: GatherAhead | None = None
+        if self.stage == 3:
+            self._ahead = GatherAhead(units, self._weights_of, options.prefetch_units)
+            self._ahead.give_up_all()
+        elif self.stage and options.overlap_gather:
+            wait_before_use(units, self._weights_of)
+
+    def _allocate(self, layouts: Sequence[tuple[Slot, ...]]) -> None:
+        """Weights and gradients in flat memory, cut into buckets and those into parts."""
+        dp, first = self.topology.dp, layouts[0][0].param
+        ranks = dp.size if self.stage else 1
+        self.lengths = [bucket_length([slot.param.numel() for slot in slots], ranks) for slots in layouts]
+        parts = [length // ranks for length in self.lengths]
+        revisited = sum(any(record_of(slot.param).uses > 1 for slot in slots) for slots in layouts)
+        self.held_elements = held = held_elements(self.lengths, revisited, ranks, self.stage)
+        weights = torch.zeros(held.weights, dtype=first.dtype, device=first.device)
+        grads = torch.zeros(held.grads, dtype=main_grad_dtype(first.dtype), device=first.device)
+        self._pool = None
+        if self.stage > 1:
+            self._pool = GradientPool(held.buffers, max(self.lengths), grads)
+        kept_weights = weights.split(parts if self.stage > 2 else self.lengths)
+        kept_grads = grads.split(parts if self.stage > 1 else self.lengths)
+        self.buckets: list[FlatBucket] = []
+        self.held: list[FlatWeights] = []
+        self._gradients: list[BucketGradients] = []
+        self._weights: list[BucketWeights] = []
+        kept = zip(layouts, parts, kept_weights, kept_grads, strict=True)
+        for slots, part, some_weights, some_grads in kept:
+            start = dp.rank * part if self.stage else 0
+            mine, my_slots = slice(start, start + part), cut(slots, start, start + part)
+            whole = weights.new_zeros(part * ranks) if self.stage > 2 else some_weights
+            _move(slots, whole)
+            if self.stage > 2:
+                some_weights.copy_(whole[mine])
+            my_weights = some_weights if self.stage > 2 else whole[mine]
+            my_grads = some_grads if self.stage > 1 else some_grads[mine]
+            self.buckets.append(FlatBucket(my_weights, my_grads, my_slots))
+            self.held.append(FlatWeights(some_weights, my_slots if self.stage > 2 else slots))
+            self._weights.append(BucketWeights(whole, my_weights, dp))
+            self._gradients.append(
+                BucketGradients(
+                    slots,
+                    my_grads,
+                    dp,
+                    whole=None if self.stage > 1 else some_grads,
+                    pool=self._pool,
+                    overlap=self.options.overlap,
+                )
+            )
 
     @property
     def parameters(self) -> list[nn.Parameter]:
         """All parameters, in buffer order."""
-        return [slot.param for bucket in self.buckets for slot in bucket.slots]
+        return [slot.param for slots in self._layouts for slot in slots]
+
+    def buffers(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """(purpose, tensor) of what is held from construction on: parameters and gradients."""
+        for held, updated in zip(self.held, self.buckets, strict=True):
+            yield "parameters", held.weights
+            yield "gradients", updated.grads
+        if self._pool is not None:
+            for buffer in self._pool.buffers:
+                yield "communication", buffer
+
+    @property
+    def norm_axis(self) -> Axis:
+        """The ranks whose `buckets` together hold the model's gradient once."""
+        return self.topology.world if self.stage else self.topology.model
 
     def start_step(self, microbatches: int) -> None:
         """Clear all gradients; as many backward passes will now add to each."""
-        for bucket, reduction in zip(self.buckets, self._reductions, strict=True):
-            bucket.grads.zero_()
-            reduction.expect(microbatches)
+        for gradients in self._gradients:
+            gradients.start_step(microbatches)
 
     def finish(self) -> None:
-        """Reduce what is left and wait: afterwards every `main_grad` is that of the global batch."""
-        for reduction in self._reductions:
-            reduction.start()
-        for reduction in self._reductions:
-            reduction.wait()
+        """Reduce what is left and wait: now the gradients in `buckets` are those of the global batch."""
+        for gradients in self._gradients:
+            gradients.start_rest()
+        for gradients in self._gradients:
+            gradients.wait()
+        self.give_up_weights()
         for name in ("tp", "kv", "embedding"):
             self._sum_partial_gradients(self.topology.axis(name))
 
+    def gather_weights(self) -> None:
+        """Make the weights whole from the updated parts, those that forward uses first first."""
+        if self.stage not in (1, 2):
+            return
+        for weights in reversed(self._weights):
+            weights.start_gathering()
+        if not self.options.overlap_gather:
+            self.wait_for_weights()
+
+    def wait_for_weights(self) -> None:
+        """Wait until all weights are whole: before they are read by other means than the units' forward."""
+        for weights in self._weights:
+            weights.wait()
+
+    def give_up_weights(self) -> None:
+        """At stage 3: free the weights that are still whole after a forward or backward pass."""
+        if self._ahead is not None:
+            self._ahead.give_up_all()
+
+    def _weights_of(self, module: nn.Module) -> list[BucketWeights]:
+        used = set(module.parameters())
+        return [
+            weights
+            for slots, weights in zip(self._layouts, self._weights, strict=True)
+            if any(slot.param in used for slot in slots)
+        ]
+
     def _sum_partial_gradients(self, axis: Axis) -> None:
-        """Sum, in one message, the gradients of which each rank of `axis` has only a part."""
+        """Sum, in one message, the gradients of which each rank of `axis` has only a part.
+
+        Its ranks have equal layouts, hence equal parts: no gradient has to be whole for it.
+        """
         if axis.size == 1:
             return
-        grads = [main_grad(param) for param in self.parameters if axis.name in record_of(param).sum_grad_over]
+        grads = [
+            bucket.grads[slot.start : slot.stop]
+            for bucket in self.buckets
+            for slot in bucket.slots
+            if axis.name in record_of(slot.param).sum_grad_over
+        ]
         if not grads:
             return
-        message = all_reduce(torch.cat([grad.reshape(-1) for grad in grads]), axis)
+        message = all_reduce(torch.cat(grads), axis)
         for grad, total in zip(grads, message.split([grad.numel() for grad in grads]), strict=True):
-            grad.copy_(total.view_as(grad))
+            grad.copy_(total)
 
 
 def main_grad(param: nn.Parameter) -> torch.Tensor:
-    """The accumulated gradient of a parameter that lives in a bucket; same shape as the parameter."""
-    return param.main_grad  # type: ignore[attr-defined]
+    """Where gradients of a parameter that lives in a bucket are added up; same shape as the parameter.
+
+    After a step it is the reduced gradient only where nothing is shared out (stage 0).
+    """
+    sink = sink_of(param)
+    if sink is None:
+        raise KeyError(f"{record_of(param).name} is in no bucket")
+    return sink.main_grad
 
 
-def _lay_out(groups: list[list[nn.Parameter]]) -> list[FlatBucket]:
-    """Allocate one weight and one gradient buffer and cut them into buckets, one a group."""
-    first = groups[0][0]
-    extents = [sum(_align(param.numel()) for param in group) for group in groups]
-    weights = torch.zeros(sum(extents), dtype=first.dtype, device=first.device)
-    grads = torch.zeros(sum(extents), dtype=main_grad_dtype(first.dtype), device=first.device)
-    buckets = []
-    for group, flat_weights, flat_grads in zip(
-        groups, weights.split(extents), grads.split(extents), strict=True
-    ):
-        slots, start = [], 0
-        for param in group:
-            slots.append(Slot(param, start, start + param.numel()))
-            start += _align(param.numel())
-        buckets.append(FlatBucket(flat_weights, flat_grads, tuple(slots)))
-    return buckets
+def _by_size(params: Sequence[nn.Parameter], bucket_size: int) -> list[list[nn.Parameter]]:
+    alone = ["embedding" in record_of(param).sum_grad_over for param in params]
+    groups = plan_buckets([param.numel() for param in params], alone, bucket_size)
+    return [[params[index] for index in group] for group in groups]
 
 
-def _connect(
-    slot: Slot, bucket: FlatBucket, weight_gradients: WeightGradients, ready: Callable[[], None]
-) -> None:
-    """Make the parameter and its main gradient views of the bucket, and send every gradient there."""
-    param = slot.param
-    flat = bucket.weights[slot.start : slot.stop]
-    with torch.no_grad():
-        flat.copy_(param.reshape(-1))
-    param.data = flat.view(param.shape)
-    grad = bucket.grads[slot.start : slot.stop].view(param.shape)
-    param.main_grad = grad  # type: ignore[attr-defined]
-    attach_sink(param, _Sink(grad, weight_gradients, ready))
+def _by_unit(params: Sequence[nn.Parameter], units: Sequence[Unit]) -> list[list[nn.Parameter]]:
+    """The parameters of each unit, in the order of `params`; one that several units use is alone."""
+    users: dict[nn.Parameter, list[int]] = {param: [] for param in params}
+    for index, unit in enumerate(units):
+        for param in unit.module.parameters():
+            users[param].append(index)
+    groups: dict[tuple[int, ...], list[nn.Parameter]] = {}
+    for param in params:
+        groups.setdefault(tuple(users[param]), []).append(param)
+    return list(groups.values())
+
+
+def _move(slots: Sequence[Slot], flat: torch.Tensor) -> None:
+    """Make each parameter a view of `flat`, with the values it had."""
+    for slot in slots:
+        place = flat[slot.start : slot.stop]
+        with torch.no_grad():
+            place.copy_(slot.param.reshape(-1))
+        slot.param.data = place.view(slot.param.shape)
+
+
+def _connect(slot: Slot, gradients: BucketGradients, weight_gradients: WeightGradients) -> None:
+    """Send every gradient of a parameter to its bucket."""
+    sink = _Sink(slot, gradients, weight_gradients)
+    attach_sink(slot.param, sink)
 
     def move_gradient(leaf: torch.Tensor) -> None:
         """For norms and biases; linear layers and embeddings bring their gradients themselves."""
         if leaf.grad is not None:
-            grad.add_(leaf.grad)
+            sink.main_grad.add_(leaf.grad)
             leaf.grad = None
-            ready()
+            sink.ready()
 
-    param.register_post_accumulate_grad_hook(move_gradient)
+    slot.param.register_post_accumulate_grad_hook(move_gradient)

@@ -35,10 +35,10 @@ def add_weight_gradient(
     sink = sink_of(weight)
     if sink is None:
         return (grad_output.t() @ x).view_as(weight)
-    matrix = sink.main_grad.view(grad_output.shape[-1], x.shape[-1])
 
     @torch.no_grad()
     def accumulate() -> None:
+        matrix = sink.main_grad.view(grad_output.shape[-1], x.shape[-1])
         sink.weight_gradients.accumulate(matrix, grad_output.t(), x)
         sink.ready()
 

@@ -46,6 +46,18 @@ def start_reduce_scatter(whole: torch.Tensor, axis: Axis) -> tuple[torch.Tensor,
     return shard, work
 
 
+def start_reduce_scatter_into(part: torch.Tensor, whole: torch.Tensor, axis: Axis) -> dist.Work:
+    """Begin to sum flat `whole` over the axis and to write this rank's part, which may be its own slice of
+    `whole`, to `part`. What is in `whole` afterwards is undefined elsewhere.
+    """
+    return _reduce_scatter(part, whole, group=axis.group, async_op=True)
+
+
+def start_all_gather_into(whole: torch.Tensor, part: torch.Tensor, axis: Axis) -> dist.Work:
+    """Begin to collect the ranks' flat parts into `whole`, of which `part` may be this rank's own slice."""
+    return _all_gather(whole, part, group=axis.group, async_op=True)
+
+
 def start_all_reduce(tensor: torch.Tensor, axis: Axis) -> tuple[torch.Tensor, dist.Work | None]:
     """Begin to sum `tensor` over the axis, in place."""
     if axis.group is None:

@@ -47,12 +47,14 @@ class ParamRecord:
 class GradientSink(Protocol):
     """Where a layer that computes its own weight gradient puts it.
 
-    It adds to `main_grad` (shape of the parameter), then calls `ready()`; work that can wait goes through
-    `weight_gradients`.
+    It adds to `main_grad` (shape of the parameter; asked for anew in every backward pass), then calls
+    `ready()`; work that can wait goes through `weight_gradients`.
     """
 
-    main_grad: torch.Tensor
     weight_gradients: WeightGradients
+
+    @property
+    def main_grad(self) -> torch.Tensor: ...
 
     def ready(self) -> None: ...
 

@@ -34,9 +34,9 @@ class Axis:
 class Topology:
     """All that a process knows about its place.
 
-    `model` is tp x pp at one dp coordinate: the ranks that together hold one copy of the model.
-    `embedding` joins the first and the last stage, which share tied embeddings. `kv` joins the tp ranks
-    that share a key/value head, where there are fewer of these than ranks.
+    `model` is tp x pp at one dp coordinate: the ranks that together hold one copy of the model. `world` is
+    all ranks. `embedding` joins the first and the last stage, which share tied embeddings. `kv` joins the tp
+    ranks that share a key/value head, where there are fewer of these than ranks.
     """
 
     rank: int
@@ -48,9 +48,10 @@ class Topology:
     embedding: Axis
     device: torch.device
     kv: Axis = Axis("kv")
+    world: Axis = Axis("world")
 
     def axis(self, name: str) -> Axis:
-        """The axis called `name`: tp, dp, pp, model, embedding or kv."""
+        """The axis called `name`: tp, dp, pp, model, embedding, kv or world."""
         axis = getattr(self, name)
         if not isinstance(axis, Axis):
             raise KeyError(f"no axis {name!r}")
@@ -82,6 +83,7 @@ def axis_ranks(
         "model": rows((1, 0, 2), tensor * pipeline),
         "embedding": [(row[0], row[-1]) if pipeline > 1 else row for row in pipelines],
         "kv": rows((0, 1, 2), kv_replicas),
+        "world": [tuple(range(world_size))],
     }
 
 

@@ -14,7 +14,7 @@ from megalite.data.tokenizer import Tokenizer, build_tokenizer
 from megalite.model.gpt import GPTStage, StagePlace, build_stages
 from megalite.parallel.params import ParameterFactory
 from megalite.parallel.topology import build_topology
-from megalite.training.step import parameter_block
+from megalite.training.step import parameter_blocks
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,9 @@ def load_model(directory: str, iteration: int | None = None) -> LoadedModel:
     make = ParameterFactory(topology, getattr(torch, config.precision.params_dtype), config.run.seed)
     (stage,) = build_stages(config.model, make, [StagePlace(range(config.model.num_layers))])
     blocks = [
-        block for param in stage.parameters() for block in parameter_block("model", param, param.detach())
+        block
+        for param in stage.parameters()
+        for block in parameter_blocks("model", param, param.detach().view(-1))
     ]
     stage.eval()
     load(directory, blocks, found, ignored_prefixes=("optimizer.",))

@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping
 
 from megalite.accelerator import peak_flops
-from megalite.config import Config, parameter_count
+from megalite.config import Config, parameter_count, zero_stage
 from megalite.data.build import Splits
 from megalite.data.errors import DataError
 from megalite.optim.memory import bytes_per_parameter
@@ -128,12 +128,11 @@ def _description(trainer: Trainer) -> list[str]:
             f"the model has {built:,} parameters, but its configuration says {expected:,}: this is a bug"
         )
     cost = bytes_per_parameter(trainer.dtype)
-    held = sum(bucket.weights.numel() for bucket in trainer.buckets.buckets)
+    held = cost.held(trainer.buckets.held_elements)
     place = f"tp {topology.tp.size} x pp {topology.pp.size} x dp {topology.dp.size}, {topology.device.type}"
-    parts = f"{cost.weights} + {cost.main_grads} + {cost.optimizer}"
+    formula = cost.formula(topology.dp.size, zero_stage(config))
     return [
         f"model: {built:,} parameters, {config.precision.params_dtype}",
         f"layout: {place}",
-        f"weights, gradients, optimizer: {parts} = {cost.total} bytes a parameter, "
-        f"{held * cost.total / 2**20:.1f} MiB on this rank",
+        f"weights, gradients, optimizer: {formula} bytes a parameter, {held / 2**20:.1f} MiB on this rank",
     ]

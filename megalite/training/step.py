@@ -11,14 +11,15 @@ from math import prod
 import torch
 
 from megalite.checkpoint import Block
-from megalite.config import Config, stage_layers
+from megalite.config import Config, stage_layers, zero_stage
 from megalite.data.batch import Batch
 from megalite.kernels.weight_gradient import IMPLEMENTATIONS
 from megalite.model.gpt import GPTStage, StagePlace, build_stages
 from megalite.optim.optimizer import Optimizer, StateBlock, StepStats
-from megalite.parallel.buckets import GradientBuckets
+from megalite.parallel.buckets import BucketOptions, GradientBuckets
 from megalite.parallel.mappings import all_reduce
-from megalite.parallel.params import ParameterFactory, global_block, narrow_to_block, record_of
+from megalite.parallel.params import ParameterFactory, global_block, record_of
+from megalite.parallel.rectangles import global_rectangles
 from megalite.parallel.topology import Topology, axis_ranks, join_ends
 from megalite.parallel.weight_gradients import WeightGradients
 from megalite.pipeline.configured import ConfiguredSchedule
@@ -67,15 +68,18 @@ class Trainer:
         self.links = build_links(placement, pipelines, topology.device, timeout)
         parameters = [parameter for stage in self.stages for parameter in stage.parameters()]
         fusion = config.precision.gradient_accumulation_fusion_impl
-        self.buckets = GradientBuckets(
-            parameters,
-            topology,
+        accumulate = IMPLEMENTATIONS[fusion if config.precision.gradient_accumulation_fusion else "none"]
+        options = BucketOptions(
             parallel.ddp_bucket_size,
             parallel.overlap_grad_reduce,
-            IMPLEMENTATIONS[fusion if config.precision.gradient_accumulation_fusion else "none"],
+            zero_stage(config),
+            parallel.overlap_param_gather,
+            parallel.zero_prefetch_layers,
         )
+        units = [unit for stage in self.stages for unit in stage.units()]
+        self.buckets = GradientBuckets(parameters, topology, options, units, accumulate)
         self.optimizer = Optimizer(
-            self.buckets.buckets, config.optimizer, config.precision, topology.model, topology.device
+            self.buckets.buckets, config.optimizer, config.precision, self.buckets.norm_axis, topology.device
         )
 
     def train_step(self, microbatches: Sequence[Batch], learning_rate: float) -> StepOutcome:
@@ -91,6 +95,7 @@ class Trainer:
         )
         self.buckets.finish()
         update = self.optimizer.step(learning_rate)
+        self.buckets.gather_weights()
         loss = torch.stack(losses).sum() if losses else torch.zeros((), device=self.topology.device)
         return StepOutcome(loss, update)
 
@@ -107,6 +112,7 @@ class Trainer:
                 total[1] += valid_tokens(microbatches)
         for stage in self.stages:
             stage.train()
+        self.buckets.give_up_weights()
         all_reduce(all_reduce(total, self.topology.dp), self.topology.pp)
         return total[0] / total[1].clamp(min=1)
 
@@ -161,8 +167,11 @@ class Trainer:
             yield [*self._weight_blocks(), *_state_blocks(states)]
 
     def _weight_blocks(self) -> Iterator[Block]:
-        for param in self.buckets.parameters:
-            yield from parameter_block("model", param, param.detach())
+        self.buckets.wait_for_weights()
+        for bucket in self.buckets.held:
+            for slot in bucket.slots:
+                values = bucket.weights[slot.start : slot.stop]
+                yield from parameter_blocks("model", slot.param, values, slot.first)
 
     def parameter_count(self) -> int:
         """Parameters of the whole model, each once, without vocabulary padding. A collective over tp x pp."""
@@ -172,13 +181,16 @@ class Trainer:
 
 
 def _state_blocks(states: Iterable[StateBlock]) -> Iterator[Block]:
-    for kind, param, values in states:
-        yield from parameter_block(f"optimizer.{kind}", param, values)
+    for kind, param, values, first in states:
+        yield from parameter_blocks(f"optimizer.{kind}", param, values, first)
 
 
-def parameter_block(prefix: str, param: torch.nn.Parameter, tensor: torch.Tensor) -> Iterator[Block]:
-    """The block of one tensor shaped as `param`; none where the rank holds only padding."""
+def parameter_blocks(
+    prefix: str, param: torch.nn.Parameter, flat: torch.Tensor, first: int = 0
+) -> Iterator[Block]:
+    """The blocks of a flat tensor (n,) that belongs to the elements `first ... first + n` of `param`: one for
+    a whole parameter, a few for a part of it, none where the rank holds only padding.
+    """
     record = record_of(param)
-    offsets, sizes = global_block(param)
-    if prod(sizes):
-        yield Block(f"{prefix}.{record.name}", record.global_shape, offsets, narrow_to_block(tensor, param))
+    for offsets, values in global_rectangles(param, flat, first):
+        yield Block(f"{prefix}.{record.name}", record.global_shape, offsets, values)

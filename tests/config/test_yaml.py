@@ -138,8 +138,8 @@ def test_a_recipe_may_hold_a_save_interval_for_whoever_saves(
         ("disable-bias-linear: no way\n", "run.yaml: disable-bias-linear no way: not true or false"),
         ("lr: -1\n", "run.yaml: lr -1: must be > 0"),
         (
-            "use_distributed_optimizer: true\n",
-            "--use-distributed-optimizer: is not available in this version",
+            "log_straggler: true\n",
+            "--log-straggler: is not available in this version",
         ),
         ("context_parallel_size: 2\n", "--context-parallel-size 2: only 1 is supported"),
         ("bf16: true\nfp16: true\n", "run.yaml: fp16: contradicts --bf16"),
@@ -165,5 +165,5 @@ def test_switches_take_the_words_that_other_booleans_take(tmp_path: Path, word: 
 
 
 def test_off_and_null_refuse_nothing(tmp_path: Path) -> None:
-    text = "use_distributed_optimizer: false\nrecompute_granularity: null\nlr_decay_iters: null\n"
+    text = "log_straggler: false\nrecompute_granularity: null\nlr_decay_iters: null\n"
     assert parse([*minimal(), "--config", yaml(tmp_path, text)], 1) == parsed()

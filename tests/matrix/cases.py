@@ -118,6 +118,8 @@ class Options:
     linear_cross_entropy: bool = False
     regularised_loss: bool = False
     pipeline_table: bool = False
+    zero_stage: int = 0
+    overlap_param_gather: bool = False
 
 
 SCHEDULES = ("1f1b", "interleaved", "zb-h1", "zbv", "gpipe")
@@ -141,6 +143,7 @@ def options(layout: Layout) -> dict[str, Options]:
     for place, variant in enumerate(MODELS, start=turn):
         microbatches = numbers[place % len(numbers)]
         own = place - turn + LAYOUTS.index(layout)
+        zero_stage = own % (4 if layout.pipeline == 1 else 2) if axes[1] else 0
         chosen[variant] = Options(
             micro_batch_size=SAMPLES // (microbatches * layout.data),
             sequence_parallel=axes[0] and place % 2 == 0,
@@ -152,6 +155,8 @@ def options(layout: Layout) -> dict[str, Options]:
             gradient_accumulation_fusion=place % 7 != 4,
             linear_cross_entropy=(own // 3 + place) % 2 == 0,
             regularised_loss=own % 3 == 1,
+            zero_stage=zero_stage,
+            overlap_param_gather=zero_stage in (1, 2) and place % 3 > 0,
         )
     return chosen
 
@@ -201,6 +206,8 @@ def make_config(
             ddp_bucket_size=options.ddp_bucket_size,
             pipeline_schedule=options.pipeline_schedule,
             pipeline_schedule_csv=table_of(layout, options) if options.pipeline_table else None,
+            zero_stage=options.zero_stage,
+            overlap_param_gather=options.overlap_param_gather,
         ),
         precision=PrecisionConfig(
             params_dtype=params_dtype, gradient_accumulation_fusion=options.gradient_accumulation_fusion

@@ -7,31 +7,36 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from megalite.parallel.params import global_block, narrow_to_block, record_of
+from megalite.parallel.flat import Slot
+from megalite.parallel.params import record_of
+from megalite.parallel.rectangles import global_rectangles
 
 
 @dataclass(frozen=True)
 class LocalBlock:
-    """One rank's rectangle of a global tensor. `padding_is_zero` speaks of what lies beyond the rectangle."""
+    """One rank's rectangle of a global tensor."""
 
     name: str
     global_shape: tuple[int, ...]
     offsets: tuple[int, ...]
     values: np.ndarray
     counted: bool
-    padding_is_zero: bool
 
 
-def local_block(parameter: nn.Parameter, tensor: Tensor) -> LocalBlock:
-    """`tensor`, shaped as `parameter`, as the rectangle that the parameter's record names."""
-    record = record_of(parameter)
-    inside = narrow_to_block(tensor.detach(), parameter)
-    padding_is_zero = bool(tensor.detach().abs().sum() == inside.abs().sum())
-    values = inside.to(torch.float64).numpy().copy()
-    offsets = global_block(parameter)[0]
-    return LocalBlock(record.name, record.global_shape, offsets, values, record.counted, padding_is_zero)
+def local_blocks(flat: Tensor, slots: Sequence[Slot]) -> list[LocalBlock]:
+    """What a bucket's flat tensor holds of its parameters; all else in it must be zero."""
+    blocks, inside = [], 0
+    for slot in slots:
+        record = record_of(slot.param)
+        for offsets, values in global_rectangles(slot.param, flat[slot.start : slot.stop], slot.first):
+            array = values.to(torch.float64).numpy().copy()
+            blocks.append(LocalBlock(record.name, record.global_shape, offsets, array, record.counted))
+            inside += int(np.count_nonzero(array))
+    if inside != int(torch.count_nonzero(flat)):
+        raise AssertionError(f"padding of {[record_of(slot.param).name for slot in slots]} is not zero")
+    return blocks
 
 
 def assemble(ranks: Sequence[Sequence[LocalBlock]]) -> dict[str, Tensor]:
@@ -39,8 +44,6 @@ def assemble(ranks: Sequence[Sequence[LocalBlock]]) -> dict[str, Tensor]:
     whole: dict[str, np.ndarray] = {}
     for rank, blocks in enumerate(ranks):
         for block in blocks:
-            if not block.padding_is_zero:
-                raise AssertionError(f"rank {rank}: the padding of {block.name} is not zero")
             target = whole.setdefault(block.name, np.full(block.global_shape, np.nan))
             place = tuple(
                 slice(start, start + size)
@@ -60,8 +63,8 @@ def assemble(ranks: Sequence[Sequence[LocalBlock]]) -> dict[str, Tensor]:
     return {name: torch.from_numpy(values) for name, values in whole.items()}
 
 
-def counted_once(ranks: Sequence[Sequence[LocalBlock]]) -> dict[str, bool]:
-    """Whether the ranks of one copy of the model that count a tensor cover each element exactly once."""
+def times_counted(ranks: Sequence[Sequence[LocalBlock]]) -> set[int]:
+    """How many of the ranks count an element in the gradient norm: all values that occur."""
     times: dict[str, np.ndarray] = {}
     for blocks in ranks:
         for block in blocks:
@@ -71,4 +74,4 @@ def counted_once(ranks: Sequence[Sequence[LocalBlock]]) -> dict[str, bool]:
                 for start, size in zip(block.offsets, block.values.shape, strict=True)
             )
             counts[place] += block.counted
-    return {name: bool((counts == 1).all()) for name, counts in times.items()}
+    return {int(value) for counts in times.values() for value in np.unique(counts)}

@@ -8,16 +8,14 @@ from dataclasses import dataclass
 from datetime import timedelta
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from megalite.config import Config, kv_replicas
-from megalite.parallel.buckets import main_grad
-from megalite.parallel.params import global_block, narrow_to_block, record_of
 from megalite.parallel.topology import Topology, build_topology
 from megalite.training.step import Trainer
 from tests.matrix.batches import microbatches
 from tests.matrix.cases import LEARNING_RATES, STEPS, Layout
-from tests.matrix.gather import LocalBlock, local_block
+from tests.matrix.gather import LocalBlock, local_blocks
 
 
 @dataclass(frozen=True)
@@ -39,15 +37,13 @@ def random_weight(name: str, shape: Sequence[int]) -> Tensor:
     return values + 1 if name.endswith("norm.weight") else values
 
 
-def randomize(parameters: Sequence[nn.Parameter]) -> None:
-    """Fill in place; the padding stays as it is."""
-    with torch.no_grad():
-        for parameter in parameters:
-            record = record_of(parameter)
-            offsets, sizes = global_block(parameter)
-            place = tuple(slice(start, start + size) for start, size in zip(offsets, sizes, strict=True))
-            values = random_weight(record.name, record.global_shape)[place]
-            narrow_to_block(parameter, parameter).copy_(values)
+def randomize(trainer: Trainer) -> None:
+    """Fill what the rank keeps of the weights; the padding stays as it is."""
+    with trainer.loading(with_optimizer=False) as blocks:
+        for block in blocks:
+            name, shape = block.name.removeprefix("model."), block.global_shape
+            place = tuple(slice(o, o + n) for o, n in zip(block.offsets, block.tensor.shape, strict=True))
+            block.tensor.copy_(random_weight(name, shape)[place])
 
 
 def topologies(layout: Layout, configs: Sequence[Config]) -> list[Topology]:
@@ -66,8 +62,7 @@ def train_three_steps(layout: Layout, configs: Sequence[Config]) -> list[Trained
     results = []
     for config, topology in zip(configs, topologies(layout, configs), strict=True):
         trainer = Trainer(config, topology)
-        parameters = trainer.buckets.parameters
-        randomize(parameters)
+        randomize(trainer)
         losses, norms, skipped, gradients = [], [], [], []
         for step in range(STEPS):
             by_document = config.data.reset_attention_mask
@@ -76,15 +71,22 @@ def train_three_steps(layout: Layout, configs: Sequence[Config]) -> list[Trained
             losses.append(float(outcome.loss))
             norms.append(float(outcome.update.grad_norm))
             skipped.append(bool(outcome.update.skipped))
-            gradients.append([local_block(parameter, main_grad(parameter)) for parameter in parameters])
-        weights = [local_block(parameter, parameter) for parameter in parameters]
-        results.append(Trained(losses, norms, skipped, gradients, weights, trainer.parameter_count()))
+            gradients.append(
+                [b for one in trainer.buckets.buckets for b in local_blocks(one.grads, one.slots)]
+            )
+        count = trainer.parameter_count()
+        results.append(Trained(losses, norms, skipped, gradients, weights_of(trainer), count))
     return results
 
 
 def initial_weights(layout: Layout, configs: Sequence[Config]) -> list[list[LocalBlock]]:
-    trainers = list(map(Trainer, configs, topologies(layout, configs)))
-    return [[local_block(parameter, parameter) for parameter in one.buckets.parameters] for one in trainers]
+    return [weights_of(one) for one in map(Trainer, configs, topologies(layout, configs))]
+
+
+def weights_of(trainer: Trainer) -> list[LocalBlock]:
+    """What the rank holds of the weights."""
+    trainer.buckets.wait_for_weights()
+    return [block for one in trainer.buckets.held for block in local_blocks(one.weights, one.slots)]
 
 
 def printed_losses(layout: Layout, configs: Sequence[Config], steps: int) -> list[list[float]]:
@@ -116,10 +118,10 @@ def outcomes(layout: Layout, configs: Sequence[Config], steps: int) -> list[Outc
         trainer = Trainer(config, topology)
         one = Outcomes([], [], [], [])
         for step in range(steps):
-            before = [parameter.detach().clone() for parameter in trainer.buckets.parameters]
+            before = [bucket.weights.clone() for bucket in trainer.buckets.buckets]
             mine = microbatches(step % STEPS, layout, topology.dp.rank, config.batch.micro_batch_size)
             outcome = trainer.train_step(mine, config.optimizer.lr)
-            after = trainer.buckets.parameters
+            after = [bucket.weights for bucket in trainer.buckets.buckets]
             one.losses.append(float(outcome.loss))
             one.skipped.append(bool(outcome.update.skipped))
             one.loss_scales.append(float(outcome.update.loss_scale))

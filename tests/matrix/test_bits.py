@@ -40,3 +40,15 @@ def test_overlap_changes_no_bit(pool: WorkerPool, layout: Layout) -> None:
     configs = [cases.make_config(LLAMA, layout, options, "float32") for options in variants]
     for results in pool.run(layout.ranks, train_three_steps, layout, configs):
         assert all(same_bits(off, on) for off, on in zip(results[::2], results[1::2], strict=True))
+
+
+@pytest.mark.parametrize("layout", [Layout(1, 2, 2), Layout(2, 1, 4)], ids=str)
+def test_weights_that_arrive_during_the_next_forward_are_the_same_bits(
+    pool: WorkerPool, layout: Layout
+) -> None:
+    variants = [
+        Options(2, ddp_bucket_size=2000, zero_stage=1, overlap_param_gather=on) for on in (False, True)
+    ]
+    configs = [cases.make_config(LLAMA, layout, options, "float32") for options in variants]
+    for at_once, later in pool.run(layout.ranks, train_three_steps, layout, configs):
+        assert same_bits(at_once, later)

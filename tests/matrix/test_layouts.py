@@ -13,7 +13,7 @@ from tests.matrix import cases
 from tests.matrix.batches import global_batch
 from tests.matrix.cases import LAYOUTS, MODELS, Layout
 from tests.matrix.combinations import Combination
-from tests.matrix.gather import assemble, counted_once
+from tests.matrix.gather import assemble, times_counted
 from tests.matrix.job import Trained, random_weight, train_three_steps
 from tests.matrix.shapes import global_shapes, number_of_parameters
 from tests.pool import WorkerPool
@@ -36,8 +36,12 @@ def check_against(
     ranks: Sequence[Trained],
     by_document: bool = False,
     recipe: Recipe = cases.RECIPE,
+    sharded: bool = False,
 ) -> None:
-    """Every rank's results on `layout` are those of one process."""
+    """Every rank's results on `layout` are those of one process.
+
+    `sharded`: the data-parallel ranks share out what they update, else each has all of it.
+    """
     expected = reference(model, by_document, recipe)
     assert {one.parameter_count for one in ranks} == {number_of_parameters(model)}
     for step, wanted in enumerate(expected):
@@ -54,8 +58,8 @@ def check_against(
         assert not any(one.skipped[step] for one in ranks), where
     weights = assemble([one.weights for one in ranks])
     assert not differences(weights, expected[-1].weights, TOLERANCE), f"weights of {model} on {layout}"
-    one_copy = [one.weights for rank, one in enumerate(ranks) if layout.coordinates(rank)[2] == 0]
-    assert all(counted_once(one_copy).values()), counted_once(one_copy)
+    copies = 1 if sharded else layout.data
+    assert times_counted([one.gradients[-1] for one in ranks]) == {copies}
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
@@ -70,7 +74,12 @@ def test_every_layout_gives_the_numbers_of_the_reference(pool: WorkerPool, layou
 def check_combination(combination: Combination, ranks: Sequence[Trained]) -> None:
     options = combination.options
     check_against(
-        combination.config.model, combination.layout, ranks, options.by_document, cases.recipe(options)
+        combination.config.model,
+        combination.layout,
+        ranks,
+        options.by_document,
+        cases.recipe(options),
+        sharded=options.zero_stage > 0,
     )
 
 
@@ -142,3 +151,19 @@ def test_the_batches_are_uneven() -> None:
         valid = global_batch(step).loss_mask.sum(dim=1)
         assert valid[4:8].sum() == 0, "a micro-batch of up to four samples without a valid token"
         assert len(valid.unique()) > 5
+
+
+@pytest.mark.parametrize("variant", MODELS)
+def test_each_variant_is_shared_out_at_every_stage(variant: str) -> None:
+    runs = [cases.options(layout)[variant] for layout in LAYOUTS if layout.data > 1]
+    assert {one.zero_stage for one in runs} == {0, 1, 2, 3}
+
+
+def test_every_stage_meets_sequence_parallelism_overlap_and_both_losses() -> None:
+    runs = [one for layout in LAYOUTS if layout.data > 1 for one in cases.options(layout).values()]
+    for stage in range(4):
+        same = [one for one in runs if one.zero_stage == stage]
+        assert {one.sequence_parallel for one in same} == {False, True}
+        assert {one.overlap_grad_reduce for one in same} == {False, True}
+        assert {one.linear_cross_entropy for one in same} == {False, True}
+        assert {one.overlap_param_gather for one in same} == ({False, True} if stage in (1, 2) else {False})

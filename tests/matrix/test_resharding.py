@@ -12,8 +12,8 @@ from megalite.training.step import Trainer
 from tests.matrix import cases
 from tests.matrix.batches import microbatches
 from tests.matrix.cases import LEARNING_RATES, MODELS, STEPS, Layout, Options
-from tests.matrix.gather import LocalBlock, assemble, local_block
-from tests.matrix.job import randomize, topologies
+from tests.matrix.gather import LocalBlock, assemble
+from tests.matrix.job import randomize, topologies, weights_of
 from tests.matrix.test_layouts import TOLERANCE, reference
 from tests.pool import WorkerPool
 from tests.reference.compare import differences
@@ -32,11 +32,11 @@ def one_step(layout: Layout, configs: list[Config], folder: str, step: int) -> l
             trainer.optimizer.load_scalars(load(directory, trainer.blocks(), step)["optimizer"])
             trainer.optimizer.copy_weights_to_master()
         else:
-            randomize(trainer.buckets.parameters)
+            randomize(trainer)
         mine = microbatches(step, layout, topology.dp.rank, config.batch.micro_batch_size)
         trainer.train_step(mine, LEARNING_RATES[step])
         save(directory, step + 1, trainer.blocks(), {"optimizer": trainer.optimizer.scalars()})
-        results.append([local_block(parameter, parameter) for parameter in trainer.buckets.parameters])
+        results.append(weights_of(trainer))
     return results
 
 

@@ -10,7 +10,7 @@ from torch import nn
 
 from megalite.config import OptimizerConfig, PrecisionConfig
 from megalite.optim import Optimizer
-from megalite.parallel.buckets import GradientBuckets, main_grad
+from megalite.parallel.buckets import BucketOptions, GradientBuckets, main_grad
 from megalite.parallel.params import ParamRecord, record_of
 from megalite.parallel.topology import Axis, build_topology
 
@@ -33,7 +33,7 @@ def make_buckets(
         is_counted = counted is None or counted[index]
         param._record = ParamRecord(f"p{index}", shape, counted=is_counted, decay=len(shape) > 1)  # type: ignore[attr-defined]
         params.append(param)
-    buckets = GradientBuckets(params, build_topology(1, 1, device), 500, overlap=False)
+    buckets = GradientBuckets(params, build_topology(1, 1, device), BucketOptions(500))
     draw_gradients(buckets, 4)
     return buckets
 

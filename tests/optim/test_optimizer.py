@@ -22,8 +22,14 @@ DTYPES = (torch.float32, torch.float64, *LOW)
 
 def _memory(buckets: GradientBuckets, optimizer: Optimizer) -> list[torch.Tensor]:
     """Copies of weights and optimizer state."""
-    state = [tensor for _, _, tensor in optimizer.state_blocks()]
+    state = [block.values for block in optimizer.state_blocks()]
     return [tensor.clone() for tensor in [*(bucket.weights for bucket in buckets.buckets), *state]]
+
+
+def _state(optimizer: Optimizer, kind: str) -> dict[torch.nn.Parameter, torch.Tensor]:
+    """One kind of state by parameter, in the parameter's shape."""
+    blocks = [block for block in optimizer.state_blocks() if block.kind == kind]
+    return {block.param: block.values.view(block.param.shape) for block in blocks}
 
 
 def _equal(left: list[torch.Tensor], right: list[torch.Tensor]) -> bool:
@@ -77,7 +83,7 @@ def test_clipping_equals_torch_clip_grad_norm() -> None:
         copy.grad = main_grad(param).clone()
     norm = torch.nn.utils.clip_grad_norm_(copies, 0.5)
     assert optimizer.step(0.0).grad_norm.item() == pytest.approx(norm.item(), rel=1e-13)
-    moments = {param: view for kind, param, view in optimizer.state_blocks() if kind == "exp_avg"}
+    moments = _state(optimizer, "exp_avg")
     for param, copy in zip(buckets.parameters, copies, strict=True):
         assert copy.grad is not None
         torch.testing.assert_close(moments[param], 0.1 * copy.grad, rtol=1e-13, atol=1e-15)
@@ -88,7 +94,7 @@ def test_low_precision_weights_are_the_rounded_master(dtype: torch.dtype) -> Non
     """Updates too small for the weights' format add up in the master."""
     buckets = make_buckets(dtype)
     optimizer = make_optimizer(buckets, weight_decay=0.0, loss_scale=1.0)
-    master = {param: view for kind, param, view in optimizer.state_blocks() if kind == "master"}
+    master = _state(optimizer, "master")
     start = {param: param.detach().clone() for param in buckets.parameters}
     optimizer.step(1e-6)
     assert all((param == start[param]).float().mean() > 0.9 for param in buckets.parameters)
@@ -200,8 +206,8 @@ def test_saved_state_continues_bit_for_bit(dtype: torch.dtype) -> None:
         target.weights.copy_(source.weights)
     resumed = make_optimizer(resumed_buckets, clip_grad=1.0)
     with resumed.loading() as blocks:
-        for (_, _, empty), (_, _, full) in zip(blocks, stopped.state_blocks(), strict=True):
-            empty.copy_(full)
+        for empty, full in zip(blocks, stopped.state_blocks(), strict=True):
+            empty.values.copy_(full.values)
     resumed.load_scalars(stopped.scalars())
     train(resumed, resumed_buckets, range(3, 6))
     assert _equal(_memory(resumed_buckets, resumed), _memory(straight_buckets, straight))
@@ -209,7 +215,7 @@ def test_saved_state_continues_bit_for_bit(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_state_views_have_the_shape_of_their_parameter(dtype: torch.dtype) -> None:
+def test_state_blocks_have_the_elements_of_their_parameter(dtype: torch.dtype) -> None:
     buckets = make_buckets(dtype)
     blocks = list(make_optimizer(buckets).state_blocks())
     kinds = (
@@ -217,9 +223,10 @@ def test_state_views_have_the_shape_of_their_parameter(dtype: torch.dtype) -> No
         if dtype in (torch.float32, torch.float64)
         else ["master", "exp_avg", "exp_avg_sq"]
     )
-    assert [kind for kind, _, _ in blocks] == kinds * len(buckets.parameters)
+    assert [block.kind for block in blocks] == kinds * len(buckets.parameters)
     assert all(
-        view.shape == param.shape and view.dtype == main_grad(param).dtype for _, param, view in blocks
+        block.values.shape == (block.param.numel(),) and block.values.dtype == main_grad(block.param).dtype
+        for block in blocks
     )
 
 
@@ -237,7 +244,7 @@ def test_weights_loaded_from_elsewhere_become_the_master() -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_bytes_per_parameter_are_those_allocated(dtype: torch.dtype) -> None:
     buckets = make_buckets(dtype, shapes=((128, 3),))
-    state = [view.nbytes for _, _, view in make_optimizer(buckets).state_blocks()]
+    state = [block.values.nbytes for block in make_optimizer(buckets).state_blocks()]
     (bucket,) = buckets.buckets
     size = bytes_per_parameter(dtype)
     assert (bucket.weights.nbytes, bucket.grads.nbytes, sum(state)) == (

@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from megalite.parallel.buckets import ALIGNMENT, GradientBuckets, main_grad, plan_buckets
+from megalite.parallel.buckets import BucketOptions, GradientBuckets, main_grad
+from megalite.parallel.flat import ALIGNMENT, plan_buckets
+from megalite.parallel.gathering import Unit
 from megalite.parallel.params import ParameterFactory, record_of
 from megalite.parallel.topology import build_topology
 from tests.pool import WorkerPool
@@ -32,7 +34,7 @@ def _parameters(dtype: torch.dtype = torch.float32) -> tuple[list[torch.nn.Param
     topology = build_topology(1, 1, torch.device("cpu"))
     make = ParameterFactory(topology, dtype, seed=1)
     parameters = [make.replicated(f"p{index}", (index + 2, 3), std=1.0) for index in range(3)]
-    return parameters, GradientBuckets(parameters, topology, bucket_size=10, overlap=True)
+    return parameters, GradientBuckets(parameters, topology, BucketOptions(10, overlap=True))
 
 
 def test_parameters_keep_their_values_and_share_flat_memory() -> None:
@@ -65,14 +67,14 @@ def _reduced_during_backward(overlap: bool) -> tuple[list[bool], list[float]]:
     topology = build_topology(1, 1, torch.device("cpu"))
     make = ParameterFactory(topology, torch.float64, seed=1)
     parameters = [make.replicated(f"p{index}", (4,), std=1.0) for index in range(3)]
-    buckets = GradientBuckets(parameters, topology, bucket_size=1, overlap=overlap)
+    buckets = GradientBuckets(parameters, topology, BucketOptions(1, overlap=overlap))
     buckets.start_step(microbatches=2)
     loss = sum(((index + 1) * param).sum() for index, param in enumerate(parameters)) * (topology.rank + 1)
     assert isinstance(loss, torch.Tensor)
     loss.backward(retain_graph=True)  # not the last micro-batch: nothing may be reduced yet
-    assert all(reduction.work is None for reduction in buckets._reductions)
+    assert all(gradients.work is None for gradients in buckets._gradients)
     loss.backward()
-    begun = [reduction.work is not None for reduction in buckets._reductions]
+    begun = [gradients.work is not None for gradients in buckets._gradients]
     buckets.finish()
     return begun, [main_grad(param)[0].item() for param in parameters]
 
@@ -86,4 +88,118 @@ def test_buckets_reduce_during_the_last_backward_only_when_asked(pool: WorkerPoo
 
 def test_a_stage_without_parameters_is_refused() -> None:
     with pytest.raises(ValueError, match="at least one parameter"):
-        GradientBuckets([], build_topology(1, 1, torch.device("cpu")), None, overlap=False)
+        GradientBuckets([], build_topology(1, 1, torch.device("cpu")), BucketOptions())
+
+
+def _shared_out(dtype: torch.dtype, overlap: bool) -> tuple[list[float], list[int], bool]:
+    """One step by hand at stage 1: the gradients of this rank's parts, all weights, and whether they fit."""
+    topology = build_topology(1, 1, torch.device("cpu"))
+    make = ParameterFactory(topology, dtype, seed=1)
+    module = torch.nn.Module()
+    module.first, module.second = (make.replicated(name, (100, 3), constant=1.0) for name in ("a", "b"))
+    options = BucketOptions(10**6, overlap, zero_stage=1, overlap_gather=overlap)
+    buckets = GradientBuckets([module.first, module.second], topology, options, [Unit(module)])
+    buckets.start_step(microbatches=1)
+    ((module.first.sum() + 2 * module.second.sum()) * (topology.dp.rank + 1)).backward()
+    buckets.finish()
+    (bucket,) = buckets.buckets
+    grads = [bucket.grads[slot.start : slot.stop] for slot in bucket.slots]
+    bucket.weights.fill_(topology.dp.rank)
+    buckets.gather_weights()
+    buckets.wait_for_weights()
+    whole = buckets.held[0].weights
+    owners = torch.arange(topology.dp.size, dtype=dtype).repeat_interleave(bucket.weights.numel())
+    return [float(grad[0]) for grad in grads], [len(grad) for grad in grads], torch.equal(whole, owners)
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+def test_a_rank_gets_the_sum_of_its_part_and_the_weights_of_all(pool: WorkerPool, overlap: bool) -> None:
+    """Slots of 300 elements from 0 and 384 on, the later parameter first, in 4 parts of 256 elements."""
+    results = pool.run(4, _shared_out, torch.bfloat16, overlap)
+    total = 1 + 2 + 3 + 4
+    assert [grads for grads, _, _ in results] == [[2 * total], [2 * total, total], [total], []]
+    assert [lengths for _, lengths, _ in results] == [[256], [44, 128], [172], []]
+    assert all(whole for _, _, whole in results)
+
+
+class _Scale(torch.nn.Module):
+    """`x * weight`: backward needs the weight."""
+
+    def __init__(self, make: ParameterFactory, name: str):
+        super().__init__()
+        self.weight = make.replicated(name, (30, 11), std=1.0)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * self.weight
+
+
+def _whole_at_once(buckets: GradientBuckets) -> int:
+    return sum(weights.whole.untyped_storage().nbytes() > 0 for weights in buckets._weights)
+
+
+def _train_by_units(stage: int, overlap: bool, prefetch: int) -> tuple[list[float], list[int], int]:
+    """Two steps of three micro-batches through six units, against autograd on whole copies.
+
+    Returns the largest errors, how many units' weights were whole at each call forward and back of one
+    micro-batch and after the step, and the number of gradient buffers.
+    """
+    topology = build_topology(1, 1, torch.device("cpu"))
+    make = ParameterFactory(topology, torch.float64, seed=1)
+    modules = [_Scale(make, f"w{index}") for index in range(6)]
+    copies = [module.weight.detach().clone().requires_grad_() for module in modules]
+    options = BucketOptions(500, overlap, stage, prefetch_units=prefetch)
+    units = [Unit(module, weights_in_backward=module is not modules[0]) for module in modules]
+    buckets = GradientBuckets([module.weight for module in modules], topology, options, units)
+    whole: list[int] = []
+
+    def look(grad: torch.Tensor | None = None) -> None:
+        whole.append(_whole_at_once(buckets))
+
+    for step in range(2):
+        buckets.start_step(microbatches=3)
+        for scale in (1.0, 4.0, 16.0):
+            whole.clear()
+            for microbatch_rank in range(topology.dp.size):
+                x = torch.full((30, 11), scale * (microbatch_rank + step + 1), dtype=torch.float64)
+                if microbatch_rank == topology.dp.rank:
+                    y = x
+                    for module in modules:
+                        y = module(y)
+                        look()
+                        y.register_hook(look)
+                    y.sum().backward()
+                for weight in copies:
+                    x = x * weight
+                x.sum().backward()
+        buckets.finish()
+        look()
+        by_name = dict(zip((record_of(module.weight).name for module in modules), copies, strict=True))
+        errors = [0.0]
+        for bucket in buckets.buckets:
+            for slot in bucket.slots:
+                grad = by_name[record_of(slot.param).name].grad
+                assert grad is not None
+                expected = grad.flatten()[slot.first : slot.first + slot.stop - slot.start]
+                errors.append(float((bucket.grads[slot.start : slot.stop] / expected - 1).abs().max()))
+        for weight in copies:
+            weight.grad = None
+    assert buckets._pool is not None
+    return errors, whole, len(buckets._pool.buffers)
+
+
+@pytest.mark.parametrize(("overlap", "prefetch"), [(False, 0), (True, 1), (True, 2), (True, 9)])
+def test_weights_are_whole_only_around_their_use(pool: WorkerPool, overlap: bool, prefetch: int) -> None:
+    forward = [min(6 - index, prefetch + 1) for index in range(6)]
+    backward = [min(index, prefetch + 1) for index in range(5, 0, -1)]
+    for errors, whole, buffers in pool.run(4, _train_by_units, 3, overlap, prefetch):
+        assert max(errors) < 1e-13
+        assert whole == [*forward, *backward, 1, 0]  # the first unit needs nothing in backward
+        assert buffers == 2
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_gradients_of_each_micro_batch_are_added_to_the_part(pool: WorkerPool, overlap: bool) -> None:
+    for errors, whole, buffers in pool.run(4, _train_by_units, 2, overlap, 1):
+        assert max(errors) < 1e-13
+        assert set(whole) == {3}, "stage 2 keeps all weights, here in three buckets"
+        assert buffers == 2

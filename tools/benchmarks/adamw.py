@@ -12,7 +12,7 @@ from torch import nn
 
 from megalite.config import OptimizerConfig, PrecisionConfig
 from megalite.optim import Optimizer
-from megalite.parallel.buckets import FlatBucket, Slot, main_grad_dtype
+from megalite.parallel.flat import FlatBucket, Slot, main_grad_dtype
 from megalite.parallel.params import ParamRecord
 from megalite.parallel.topology import Axis
 

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from megalite.config import LossConfig, ModelConfig
 from megalite.model.gpt import StagePlace, build_stages
-from megalite.parallel.buckets import GradientBuckets
+from megalite.parallel.buckets import BucketOptions, GradientBuckets
 from megalite.parallel.params import ParameterFactory
 from megalite.parallel.topology import build_topology
 
@@ -63,7 +63,7 @@ def _step(
         cross_entropy_chunk_mib=chunk_mib,
     )
     (stage,) = build_stages(config, make, [StagePlace(range(0), first=False)], loss)
-    buckets = GradientBuckets(stage.parameters(), topology, None, overlap=False)
+    buckets = GradientBuckets(stage.parameters(), topology, BucketOptions())
     buckets.start_step(1)  # the main gradient's memory is there before anything is measured
     head = stage.head
     assert head is not None
@@ -75,7 +75,7 @@ def _step(
     def step() -> Tensor:
         x.grad = None
         buckets.start_step(1)
-        total: Tensor = head.loss(x, labels, mask, upstream)
+        total: Tensor = head(x, labels, mask, upstream)
         total.backward(upstream)
         buckets.finish()
         return total.detach()

@@ -87,10 +87,33 @@ class ParallelConfig:
         "activation memory for the same communication volume. Needs TP > 1. Megatron's default leaves it "
         "off; with TP it is worth having.",
     )
+    zero_stage: int | None = setting(
+        None,
+        "What the data-parallel ranks share out instead of each holding it: 0 nothing, 1 optimizer states "
+        "(same traffic); 2 gradients too (a reduction each micro-batch); 3 weights too (and two gatherings "
+        "each micro-batch). Default: 0, or 1 with --use-distributed-optimizer.",
+        minimum=0,
+        maximum=3,
+    )
+    zero_prefetch_layers: int = setting(
+        1,
+        "With --zero-stage 3: layers whose weights are gathered ahead of the one that computes. 1 suffices "
+        "where a layer computes longer than its weights travel; more hides slower networks, for memory.",
+        minimum=0,
+        maximum=MOST_LAYERS,
+    )
+    use_distributed_optimizer: bool = setting(
+        False, "Megatron's name of --zero-stage 1: optimizer states are shared out. Worth having with DP > 1."
+    )
     overlap_grad_reduce: bool = setting(
         False,
         "Reduce gradient buckets over the data-parallel ranks while the backward pass still runs. Same "
         "numbers.",
+    )
+    overlap_param_gather: bool = setting(
+        False,
+        "With --zero-stage 1 or 2: go on after an update while the other ranks' weights arrive; each layer "
+        "waits for its own in the next forward pass. Same numbers.",
     )
     ddp_bucket_size: int | None = setting(
         None,
