@@ -22,6 +22,7 @@ from megalite.config.pipeline_split import (
     virtual_stages,
 )
 from megalite.config.schema import (
+    ActivationConfig,
     BatchConfig,
     CheckpointConfig,
     Config,
@@ -39,6 +40,7 @@ from megalite.config.settings import replace, to_dict
 from megalite.config.yaml_file import to_yaml
 
 __all__ = [
+    "ActivationConfig",
     "BatchConfig",
     "Blend",
     "CheckpointConfig",

@@ -13,11 +13,6 @@ from megalite.config.errors import ConfigError, shown
 # Parts that megalite will have and this version has not. The advice says what to do without.
 NOT_YET = {
     "--use-precision-aware-optimizer": "leave it out: master weights and moments are fp32",
-    "--recompute-granularity --recompute-method --recompute-num-layers --recompute-modules "
-    "--recompute-activations --distribute-saved-activations": (
-        "leave it out; to save memory lower --micro-batch-size, or raise --tensor-model-parallel-size with "
-        "--sequence-parallel"
-    ),
     "--optimizer-cpu-offload": "leave it out: optimizer state stays on the device",
     "--grad-reduce-in-bf16": "leave it out: gradients are accumulated and reduced in fp32",
     "--rotary-seq-len-interpolation-factor": (
@@ -40,7 +35,7 @@ ABSENT = {
     "--batch-size": "use --micro-batch-size",
     "--warmup": "use --lr-warmup-fraction",
     "--model-parallel-size": "use --tensor-model-parallel-size",
-    "--checkpoint-activations": "leave it out; to save memory lower --micro-batch-size",
+    "--checkpoint-activations": "use --recompute-granularity",
     "--squared-relu --openai-gelu --quick-geglu": "the MLP has GELU, or SwiGLU with --swiglu",
     "--qk-layernorm --qk-l2-norm": "use --normalization LayerNorm or RMSNorm",
     "--window-size": "attention sees the whole causal context",
@@ -160,6 +155,9 @@ SHORTHANDS = {
     ),
     "fp16": Shorthand(
         "params_dtype", "float16", "Train in float16 with loss scaling, for GPUs without bfloat16."
+    ),
+    "recompute_activations": Shorthand(
+        "recompute_granularity", "selective", "The same as --recompute-granularity selective."
     ),
     "use_rotary_position_embeddings": Shorthand(
         "position_embedding_type", "rope", "Old spelling of --position-embedding-type rope.", deprecated=True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import nn
@@ -14,6 +15,7 @@ from megalite.model.attention_dropout import attention_with_dropout
 from megalite.model.core_attention import Documents, causal_attention
 from megalite.model.dropout import ATTENTION_WEIGHTS, dropout_site
 from megalite.model.qkv import QKVProjection
+from megalite.model.recompute import Parts
 from megalite.parallel.linear import row_linear
 from megalite.parallel.params import ParameterFactory
 
@@ -37,8 +39,11 @@ class Sequences:
 class Attention(nn.Module):
     """`proj(softmax(q k^T / sqrt(d)) v)` over earlier positions only."""
 
-    def __init__(self, config: ModelConfig, make: ParameterFactory, output_std: float, layer: int):
+    def __init__(
+        self, config: ModelConfig, make: ParameterFactory, output_std: float, layer: int, parts: Parts
+    ):
         super().__init__()
+        self.parts = parts
         self.axis, self.sequence_parallel = make.topology.tp, make.sequence_parallel
         self.interleaved = config.rotary_interleaved
         width = config.num_attention_heads * config.kv_channels
@@ -56,18 +61,25 @@ class Attention(nn.Module):
         """x: (seq, batch, hidden), a sequence shard with sequence parallelism; the same shape out."""
         q, k, v = self.qkv(x)
         if sequences.rotation is not None:
-            q, k = rope(q, k, *sequences.rotation, interleaved=self.interleaved)
-        context = self._attend(q.flatten(2, 3), k.flatten(2, 3), v.flatten(2, 3), sequences)
-        return row_linear(
-            context.flatten(2), self.proj_weight, self.proj_bias, self.axis, self.sequence_parallel
-        )
+            turn = partial(self._turn, sequences.rotation)
+            turned = turn(q, k)
+            self.parts.discard("rope", turned, turn, q, k)
+            q, k = turned
+        attend = partial(self._attend, sequences)
+        context = self.parts.run("core_attn", attend, q.flatten(2, 3), k.flatten(2, 3), v.flatten(2, 3))
+        return row_linear(context, self.proj_weight, self.proj_bias, self.axis, self.sequence_parallel)
+
+    def _turn(
+        self, rotation: Rotation, q: torch.Tensor, k: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        return rope(q, k, *rotation, interleaved=self.interleaved)
 
     def _attend(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, sequences: Sequences
+        self, sequences: Sequences, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
     ) -> torch.Tensor:
-        """q: (seq, batch, heads / tp, head_dim), k and v with groups for heads -> as q."""
+        """q: (seq, batch, heads / tp, d), k and v with groups for heads -> (seq, batch, heads * d / tp)."""
         if not self.dropout or not self.training:
-            return causal_attention(q, k, v, sequences.documents)
+            return causal_attention(q, k, v, sequences.documents).flatten(2)
         mine = torch.arange(self.first_head, self.first_head + q.shape[2], device=q.device)
         heads = sequences.samples.unsqueeze(1) * self.heads + mine
-        return attention_with_dropout(q, k, v, heads, self.dropout_key, self.dropout)
+        return attention_with_dropout(q, k, v, heads, self.dropout_key, self.dropout).flatten(2)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from megalite.accelerator import to_device
-from megalite.config import LossConfig, ModelConfig, padded_vocab_size
+from megalite.config import ActivationConfig, LossConfig, ModelConfig, padded_vocab_size
 from megalite.kernels import (
     Llama3Scaling,
     YarnScaling,
@@ -25,6 +25,7 @@ from megalite.model.core_attention import Documents
 from megalite.model.dropout import ATTENTION_BRANCH, EMBEDDING_SITE, MLP_BRANCH, Dropout, dropout_site
 from megalite.model.mlp import MLP
 from megalite.model.norm import make_norm
+from megalite.model.recompute import ChunkRecompute, Parts
 from megalite.parallel.embedding import vocab_parallel_embedding
 from megalite.parallel.gathering import Unit
 from megalite.parallel.linear import column_linear
@@ -60,13 +61,14 @@ class Tokens(Protocol):
 class Block(nn.Module):
     """`x + attention(norm(x))`, then `x + mlp(norm(x))`."""
 
-    def __init__(self, config: ModelConfig, make: ParameterFactory, layer: int):
+    def __init__(self, config: ModelConfig, make: ParameterFactory, layer: int, parts: Parts):
         super().__init__()
+        self.parts = parts
         output_std = config.init_method_std / math.sqrt(2 * config.num_layers)
         self.attention_norm = make_norm(config, make.within("attention_norm"))
-        self.attention = Attention(config, make.within("attention"), output_std, layer)
+        self.attention = Attention(config, make.within("attention"), output_std, layer, parts)
         self.mlp_norm = make_norm(config, make.within("mlp_norm"))
-        self.mlp = MLP(config, make.within("mlp"), output_std)
+        self.mlp = MLP(config, make.within("mlp"), output_std, parts)
         self.attention_dropout, self.mlp_dropout = (
             Dropout(config.hidden_dropout, dropout_site(layer, part), config.seq_length, make)
             for part in (ATTENTION_BRANCH, MLP_BRANCH)
@@ -74,11 +76,15 @@ class Block(nn.Module):
 
     def forward(self, x: torch.Tensor, sequences: Sequences) -> torch.Tensor:
         """x: (seq, batch, hidden), a sequence shard with sequence parallelism; the same shape out."""
-        samples = sequences.samples
-        attended = self.attention_dropout(self.attention(self.attention_norm(x), sequences), samples)
-        normed, x = self.mlp_norm.after_adding(attended, x)
-        added: torch.Tensor = self.mlp_dropout(self.mlp(normed), samples, residual=x)
-        return added
+        samples, parts = sequences.samples, self.parts
+        with parts.watching(self, x):
+            normed = self.attention_norm(x)
+            parts.discard("norm", normed, self.attention_norm, x)
+            attended = parts.run("attn", partial(self.attention, sequences=sequences), normed)
+            normed, x = self.mlp_norm.after_adding(self.attention_dropout(attended, samples), x)
+            parts.discard("norm", normed, self.mlp_norm, x)
+            added: torch.Tensor = self.mlp_dropout(parts.run("mlp", self.mlp, normed), samples, residual=x)
+            return added
 
 
 class Embedding(nn.Module):
@@ -186,13 +192,16 @@ class GPTStage(nn.Module):
         place: StagePlace,
         tables: VocabularyTables,
         loss: LossConfig,
+        activations: ActivationConfig,
     ):
         super().__init__()
         self.embedding = (
             Embedding(config, make, tables.tokens) if place.first and tables.tokens is not None else None
         )
+        self.recompute = ChunkRecompute(activations, len(place.layers), make.topology)
         self.layers = nn.ModuleList(
-            Block(config, make.within(f"layers.{index}"), index) for index in place.layers
+            Block(config, make.within(f"layers.{index}"), index, parts)
+            for index, parts in zip(place.layers, self.recompute.parts, strict=True)
         )
         self.head = Head(config, make, tables.head, loss) if place.last and tables.head is not None else None
         self._rotary: Rotation | None = None
@@ -209,10 +218,7 @@ class GPTStage(nn.Module):
     ) -> torch.Tensor:
         """`loss_grad`: the gradient that the returned loss will get, a scalar, if it is known by now."""
         x = self.hidden_states(batch, hidden)
-        if self.head is None:
-            return x
-        loss: torch.Tensor = self.head(x, batch.labels, batch.loss_mask, loss_grad)
-        return loss
+        return x if self.head is None else self.loss(x, batch, loss_grad)
 
     def units(self) -> list[Unit]:
         """The modules that a training step calls, one after another."""
@@ -222,14 +228,28 @@ class GPTStage(nn.Module):
 
     def hidden_states(self, batch: Tokens, hidden: torch.Tensor | None) -> torch.Tensor:
         """Output of this stage's blocks, (seq, batch, hidden) or its sequence shard."""
-        sequences = self._sequences(batch)
+        sequences = self.sequences(batch)
         x = hidden
         if self.embedding is not None:
             x = self.embedding(batch.tokens, batch.position_ids, sequences.samples)
-        for layer in self.layers:
-            x = layer(x, sequences)
         assert x is not None  # every stage but the first is given hidden states
+        return self.through_layers(x, sequences)
+
+    def through_layers(self, x: torch.Tensor, sequences: Sequences) -> torch.Tensor:
+        """x: (seq, batch, hidden) or its sequence shard; the same shape out."""
+        self.recompute.start_forward()
+        for group in self.recompute.groups:
+            layers = self.layers[group.layers.start : group.layers.stop]
+            x = group.run(partial(_through, layers, sequences), x)
         return x
+
+    def loss(self, x: torch.Tensor, batch: Tokens, loss_grad: torch.Tensor | None = None) -> torch.Tensor:
+        """Last stage only: the loss after the last block's output `x`; `loss_grad` as in `forward`."""
+        if self.head is None:
+            raise ValueError("this stage has no head; ask the last one for the loss")
+        loss = partial(self.head, labels=batch.labels, loss_mask=batch.loss_mask, loss_grad=loss_grad)
+        with self.recompute.head.watching(self.head, x):
+            return self.recompute.head.run("logits", loss, x)
 
     def logits(self, batch: Tokens, hidden: torch.Tensor | None) -> torch.Tensor:
         """Last stage only: this rank's columns of the logits, (seq, batch, padded vocab / tp)."""
@@ -237,7 +257,8 @@ class GPTStage(nn.Module):
             raise ValueError("this stage has no head; ask the last one for logits")
         return self.head.logits(self.hidden_states(batch, hidden))
 
-    def _sequences(self, batch: Tokens) -> Sequences:
+    def sequences(self, batch: Tokens) -> Sequences:
+        """What all blocks know of the micro-batch."""
         rotation = documents = None
         if self._rotary is not None:
             places = batch.position_ids.t()  # (seq, batch)
@@ -258,6 +279,12 @@ def _rotary_scaling(config: ModelConfig) -> Llama3Scaling | YarnScaling | None:
     return Llama3Scaling(config.rope_scaling_factor) if config.use_rope_scaling else None
 
 
+def _through(layers: Iterable[nn.Module], sequences: Sequences, x: torch.Tensor) -> torch.Tensor:
+    for layer in layers:
+        x = layer(x, sequences)
+    return x
+
+
 @dataclass(frozen=True)
 class VocabularyTables:
     """A process's (vocab, hidden) tables, cut over tp; one parameter where tied ends share the process."""
@@ -267,11 +294,16 @@ class VocabularyTables:
 
 
 def build_stages(
-    config: ModelConfig, make: ParameterFactory, places: Sequence[StagePlace], loss: LossConfig | None = None
+    config: ModelConfig,
+    make: ParameterFactory,
+    places: Sequence[StagePlace],
+    loss: LossConfig | None = None,
+    activations: ActivationConfig | None = None,
 ) -> list[GPTStage]:
     """The stages that this process holds, in the order of the pipeline."""
     tables = _vocabulary_tables(config, make, any(p.first for p in places), any(p.last for p in places))
-    return [GPTStage(config, make, place, tables, loss or LossConfig()) for place in places]
+    chosen = loss or LossConfig(), activations or ActivationConfig()
+    return [GPTStage(config, make, place, tables, *chosen) for place in places]
 
 
 def _vocabulary_tables(

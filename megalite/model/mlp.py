@@ -7,6 +7,7 @@ from torch import nn
 
 from megalite.config import ModelConfig
 from megalite.kernels import swiglu
+from megalite.model.recompute import Parts
 from megalite.parallel.linear import column_linear, row_linear
 from megalite.parallel.params import ParameterFactory
 
@@ -18,8 +19,9 @@ class MLP(nn.Module):
     tensor-parallel part is one block.
     """
 
-    def __init__(self, config: ModelConfig, make: ParameterFactory, output_std: float):
+    def __init__(self, config: ModelConfig, make: ParameterFactory, output_std: float, parts: Parts):
         super().__init__()
+        self.parts = parts
         self.axis, self.sequence_parallel = make.topology.tp, make.sequence_parallel
         self.gated = config.swiglu
         ffn, hidden = config.ffn_hidden_size, config.hidden_size
@@ -33,8 +35,12 @@ class MLP(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x: (seq, batch, hidden), a sequence shard with sequence parallelism; the same shape out."""
         inner = column_linear(x, self.up_weight, self.up_bias, self.axis, self.sequence_parallel)
+        activated = self._activate(inner)
+        self.parts.discard("mlp_act", activated, self._activate, inner)
+        return row_linear(activated, self.down_weight, self.down_bias, self.axis, self.sequence_parallel)
+
+    def _activate(self, inner: torch.Tensor) -> torch.Tensor:
+        """(seq, batch, 2 * ffn / tp), or without a gate ffn / tp -> (seq, batch, ffn / tp)."""
         if self.gated:
-            inner = swiglu(inner.unflatten(-1, (2, -1)))  # (seq, batch, 2, ffn / tp) -> (..., ffn / tp)
-        else:
-            inner = nn.functional.gelu(inner, approximate="tanh")
-        return row_linear(inner, self.down_weight, self.down_bias, self.axis, self.sequence_parallel)
+            return swiglu(inner.unflatten(-1, (2, -1)))
+        return nn.functional.gelu(inner, approximate="tanh")

@@ -74,7 +74,8 @@ class _ColumnLinear(torch.autograd.Function):
         *weights_and_biases: torch.Tensor,
     ) -> tuple[torch.Tensor, ...]:
         weights, biases = weights_and_biases[:count], weights_and_biases[count:]
-        ctx.save_for_backward(x, *weights)  # the shard, not the gathered input
+        ctx.save_for_backward(x)  # the shard, not the gathered input
+        ctx.weights = weights  # the parameters themselves: autograd may save an alias, which has no sink
         ctx.axis, ctx.sequence_parallel, ctx.has_bias = axis, sequence_parallel, bool(biases)
         whole = finish(start_all_gather(x, axis)) if sequence_parallel else x
         return tuple(
@@ -84,7 +85,7 @@ class _ColumnLinear(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        x, *weights = ctx.saved_tensors
+        (x,), weights = ctx.saved_tensors, ctx.weights
         gathering = start_all_gather(x, ctx.axis) if ctx.sequence_parallel else (x, None)
         grads = [_rows(grad) for grad in grad_outputs]
         grad_x = grads[0] @ _matrix(weights[0])
@@ -103,12 +104,13 @@ class _PartialLinear(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        ctx.save_for_backward(x, weight)
+        ctx.save_for_backward(x)
+        ctx.weight = weight  # as in _ColumnLinear
         return nn.functional.linear(x, weight)
 
     @staticmethod
     def backward(ctx: Any, grad_output: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        x, weight = ctx.saved_tensors
+        (x,), weight = ctx.saved_tensors, ctx.weight
         grad_x = grad_output @ weight
         return grad_x, add_weight_gradient(weight, _rows(grad_output), _rows(x))
 

@@ -64,7 +64,7 @@ class Trainer:
             StagePlace(layers[stage], first=stage == 0, last=stage == len(layers) - 1)
             for stage in placement.stages[topology.pp.rank]
         ]
-        self.stages = build_stages(config.model, make, places, config.loss)
+        self.stages = build_stages(config.model, make, places, config.loss, config.activations)
         self.links = build_links(placement, pipelines, topology.device, timeout)
         parameters = [parameter for stage in self.stages for parameter in stage.parameters()]
         fusion = config.precision.gradient_accumulation_fusion_impl

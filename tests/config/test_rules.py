@@ -291,6 +291,73 @@ ONE_ERROR = [
         "--eval-iters 2000000000: 8000000004000000000 samples of 32 tokens in the whole run are too many "
         "to be counted in 64 bits; at most 72057594",
     ),
+    # activations
+    (
+        "--recompute-granularity full --recompute-num-layers 1",
+        1,
+        "--recompute-method: is required with --recompute-granularity full; every layer",
+    ),
+    ("--recompute-granularity full --recompute-method block", 1, "--recompute-num-layers: is required with"),
+    ("--recompute-method uniform", 1, "--recompute-method uniform: is for --recompute-granularity full"),
+    (
+        "--recompute-granularity full --recompute-method block --recompute-num-layers 3 "
+        "--pipeline-model-parallel-size 2",
+        2,
+        "--recompute-num-layers 3: more than the 2 layers of a pipeline chunk; at most 2",
+    ),
+    ("--cpu-offloading-num-layers 5", 1, "more than the 4 layers of a pipeline chunk; at most 4"),
+    ("--recompute-modules norm", 1, "--recompute-modules norm: is for --recompute-granularity selective"),
+    (
+        "--recompute-activations --recompute-modules layernorm",
+        1,
+        "--recompute-modules layernorm: no such part; norm is its name here",
+    ),
+    ("--recompute-activations --recompute-modules mlp_acts", 1, "no such part; did you mean mlp_act?"),
+    ("--recompute-activations --recompute-modules moe", 1, "no such part; choose from core_attn, norm"),
+    (
+        "--recompute-activations --recompute-modules attn core_attn norm",
+        1,
+        "attn contains core_attn; recompute is not nested; leave out attn, or core_attn",
+    ),
+    ("--recompute-activations --recompute-modules mlp mlp_act", 1, "mlp contains mlp_act"),
+    ("--recompute-activations --recompute-modules rope", 1, "rope: the model has no rotary positions"),
+    (
+        "--recompute-activations --recompute-modules logits --cross-entropy-loss-fusion "
+        "--cross-entropy-fusion-impl linear",
+        1,
+        "--recompute-modules logits: --cross-entropy-fusion-impl linear never holds all logits",
+    ),
+    (
+        "--recompute-budget 0.5 --recompute-granularity full --recompute-method uniform "
+        "--recompute-num-layers 1",
+        1,
+        "--recompute-budget 0.5: chooses parts, but --recompute-granularity full makes whole layers again",
+    ),
+    (
+        "--recompute-budget 0.5 --recompute-activations --recompute-modules norm",
+        1,
+        "--recompute-budget 0.5: chooses the parts, which --recompute-modules names too",
+    ),
+    ("--recompute-budget 1.5", 1, "--recompute-budget 1.5: must be > 0 and <= 1"),
+    ("--distribute-saved-activations --tensor-model-parallel-size 2", 2, "true: is for --recompute"),
+    (
+        "--distribute-saved-activations --recompute-granularity full --recompute-method uniform "
+        "--recompute-num-layers 1",
+        1,
+        "--distribute-saved-activations true: needs TP > 1",
+    ),
+    (
+        "--distribute-saved-activations --recompute-granularity full --recompute-method uniform "
+        "--recompute-num-layers 1 --tensor-model-parallel-size 2 --sequence-parallel",
+        2,
+        "--sequence-parallel cuts activations already",
+    ),
+    (
+        "--distribute-saved-activations --recompute-granularity full --recompute-method uniform "
+        "--recompute-num-layers 1 --tensor-model-parallel-size 4 --seq-length 30",
+        4,
+        "30 tokens not divisible by TP 4; leave it out; nearest --seq-length: 28 or 32",
+    ),
     # checkpoints and data
     ("--save-interval 5", 1, "--save-interval 5: nothing is saved without --save"),
     ("--finetune", 1, "--finetune: there is nothing to load without --load"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from megalite.config import (
+    ActivationConfig,
     BatchConfig,
     Config,
     DataConfig,
@@ -120,9 +121,24 @@ class Options:
     pipeline_table: bool = False
     zero_stage: int = 0
     overlap_param_gather: bool = False
+    recompute: str = ""
+    offloaded_layers: int = 0
 
 
 SCHEDULES = ("1f1b", "interleaved", "zb-h1", "zbv", "gpipe")
+RECOMPUTE = (
+    "full uniform 1",
+    "selective norm mlp_act rope",
+    "",
+    "selective core_attn",
+    "full block 1 distributed",
+    "selective attn mlp_act logits",
+    "full uniform 1 distributed",
+    "selective norm mlp core_attn",
+    "full uniform 2",
+    "selective norm attn mlp",
+    "selective norm mlp_act rope core_attn logits",
+)
 SIZES = (1, 2, 4, 8)
 LAYOUTS = sorted(
     (Layout(t, p, d) for t in SIZES for p in SIZES for d in SIZES if t * p * d <= 8),
@@ -157,6 +173,8 @@ def options(layout: Layout) -> dict[str, Options]:
             regularised_loss=own % 3 == 1,
             zero_stage=zero_stage,
             overlap_param_gather=zero_stage in (1, 2) and place % 3 > 0,
+            recompute=RECOMPUTE[(len(MODELS) * LAYOUTS.index(layout) + place - turn) % len(RECOMPUTE)],
+            offloaded_layers=int((own + place // 2) % 4 == 0),
         )
     return chosen
 
@@ -209,11 +227,36 @@ def make_config(
             zero_stage=options.zero_stage,
             overlap_param_gather=options.overlap_param_gather,
         ),
+        activations=activations(model, layout, options),
         precision=PrecisionConfig(
             params_dtype=params_dtype, gradient_accumulation_fusion=options.gradient_accumulation_fusion
         ),
         data=DataConfig(mock_data=True, reset_attention_mask=options.by_document),
         run=RunConfig(seed=SEED),
+    )
+
+
+def activations(model: ModelConfig, layout: Layout, options: Options) -> ActivationConfig:
+    """The mode that `options.recompute` names, as far as the model and the layout have what it is about."""
+    granularity, *rest = options.recompute.split() or [""]
+    offloaded = options.offloaded_layers
+    if granularity == "full":
+        cut = "distributed" in rest and layout.tensor > 1 and not options.sequence_parallel  # twice cut else
+        number = int(rest[1]) if layout.pipeline == 1 else 1  # else a chunk has no more layers
+        return ActivationConfig(
+            recompute_granularity="full",
+            recompute_method=rest[0],
+            recompute_num_layers=number,
+            distribute_saved_activations=cut,
+            cpu_offloading_num_layers=offloaded,
+        )
+    missing = {"rope"} - ({"rope"} if model.has_rotary_positions else set())
+    missing |= {"logits"} if options.linear_cross_entropy else set()
+    parts = tuple(part for part in rest if part not in missing)
+    if not parts:
+        return ActivationConfig(cpu_offloading_num_layers=offloaded)
+    return ActivationConfig(
+        recompute_granularity="selective", recompute_modules=parts, cpu_offloading_num_layers=offloaded
     )
 
 

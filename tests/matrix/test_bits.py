@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from tests.matrix import cases
-from tests.matrix.cases import LLAMA, Layout, Options
+from tests.matrix.cases import LLAMA, RECOMPUTE, Layout, Options
 from tests.matrix.job import Trained, train_three_steps
 from tests.pool import WorkerPool
 
@@ -52,3 +54,27 @@ def test_weights_that_arrive_during_the_next_forward_are_the_same_bits(
     configs = [cases.make_config(LLAMA, layout, options, "float32") for options in variants]
     for at_once, later in pool.run(layout.ranks, train_three_steps, layout, configs):
         assert same_bits(at_once, later)
+
+
+@pytest.mark.parametrize(
+    ("layout", "schedule", "sequence_parallel"),
+    [(Layout(2, 2, 1), "zb-h1", False), (Layout(2, 1, 1), None, True)],
+    ids=str,
+)
+def test_recompute_changes_no_bit(
+    pool: WorkerPool, layout: Layout, schedule: str | None, sequence_parallel: bool
+) -> None:
+    """Weight gradients that a schedule puts off included."""
+    plain = Options(
+        4,
+        sequence_parallel=sequence_parallel,
+        pipeline_schedule=schedule,
+        dropout=True,
+    )
+    modes = RECOMPUTE[::2] if sequence_parallel else RECOMPUTE[1::2]
+    variants = [replace(plain, recompute=mode, offloaded_layers=n % 2) for n, mode in enumerate(modes)]
+    model = cases.model_for("llama", layout, plain)
+    configs = [cases.make_config(model, layout, one, "float32") for one in (plain, *variants)]
+    for first, *rest in pool.run(layout.ranks, train_three_steps, layout, configs):
+        for mode, one in zip(modes, rest, strict=True):
+            assert same_bits(first, one), mode

@@ -5,14 +5,21 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from megalite.config.errors import ConfigError
-from megalite.config.rules import files, layout, model, schedule, sharding
+from megalite.config.rules import activations, files, layout, model, schedule, sharding
 from megalite.config.rules.advice import warnings
 from megalite.config.rules.rule import Candidate
 from megalite.config.schema.fields import flag_name
 
 __all__ = ["ALL_RULES", "Candidate", "broken_rules", "warnings"]
 
-ALL_RULES = (*model.RULES, *layout.RULES, *schedule.RULES, *sharding.RULES, *files.RULES)
+ALL_RULES = (
+    *model.RULES,
+    *layout.RULES,
+    *schedule.RULES,
+    *sharding.RULES,
+    *activations.RULES,
+    *files.RULES,
+)
 
 
 def broken_rules(candidate: Candidate, unusable: Collection[str] = ()) -> list[ConfigError]:

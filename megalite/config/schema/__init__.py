@@ -1,5 +1,6 @@
 """The typed settings, one file a concern."""
 
+from megalite.config.schema.activations import ActivationConfig
 from megalite.config.schema.batch import BatchConfig
 from megalite.config.schema.checkpoint import CheckpointConfig
 from megalite.config.schema.config import Config
@@ -13,6 +14,7 @@ from megalite.config.schema.reporting import EvaluationConfig, LoggingConfig
 from megalite.config.schema.run import RunConfig
 
 __all__ = [
+    "ActivationConfig",
     "BatchConfig",
     "CheckpointConfig",
     "Config",

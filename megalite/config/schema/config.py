@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from megalite.config.schema.activations import ActivationConfig
 from megalite.config.schema.batch import BatchConfig
 from megalite.config.schema.checkpoint import CheckpointConfig
 from megalite.config.schema.data import DataConfig
@@ -25,6 +26,7 @@ class Config:
     optimizer: OptimizerConfig
     loss: LossConfig = field(default_factory=LossConfig)
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
+    activations: ActivationConfig = field(default_factory=ActivationConfig)
     precision: PrecisionConfig = field(default_factory=PrecisionConfig)
     data: DataConfig = field(default_factory=DataConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
