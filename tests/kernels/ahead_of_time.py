@@ -13,6 +13,7 @@ import subprocess
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 import torch
@@ -32,6 +33,8 @@ TARGETS = {
 SHARED_LIMIT = {"sm_80": 163 * 1024, "sm_90": 227 * 1024, "sm_100": 227 * 1024, "gfx942": 64 * 1024}
 REGISTERS = 65536  # of a multiprocessor
 
+_ACCESS = re.compile(r"\b(?:ld|st)\.global(?:\.[a-zA-Z_][\w:]*)*?(?:\.v(\d))?\.[a-z](\d+)\b")
+
 _POINTERS = {
     torch.bfloat16: "*bf16",
     torch.float16: "*fp16",
@@ -45,9 +48,10 @@ _POINTERS = {
 
 @dataclass(frozen=True)
 class Launch:
-    """A kernel with what Triton specialises it on."""
+    """A kernel with what Triton specialises it on, and over how many programs."""
 
     kernel: Any
+    programs: int
     signature: dict[str, str]
     constants: dict[str, Any]
     aligned: tuple[str, ...]
@@ -77,7 +81,9 @@ class Resources:
         return len(self.accesses) - self.wide
 
 
-def describe(kernel: Any, arguments: dict[str, Any], options: dict[str, Any]) -> Launch:
+def describe(
+    kernel: Any, grid: tuple[int, ...], arguments: dict[str, Any], options: dict[str, Any]
+) -> Launch:
     """Types as Triton's launcher specialises them: ones and None constant, multiples of 16 known as such."""
     signature: dict[str, str] = {}
     constants: dict[str, Any] = {}
@@ -96,7 +102,7 @@ def describe(kernel: Any, arguments: dict[str, Any], options: dict[str, Any]) ->
                 aligned.append(name)
         else:
             signature[name] = "fp32"
-    return Launch(kernel, signature, constants, tuple(aligned), options)
+    return Launch(kernel, prod(grid), signature, constants, tuple(aligned), options)
 
 
 def record(operation: Callable[[], object]) -> list[Launch]:
@@ -106,7 +112,7 @@ def record(operation: Callable[[], object]) -> list[Launch]:
     def note(
         kernel: Any, grid: tuple[int, ...], arguments: dict[str, Any], device: torch.device, **options: Any
     ) -> None:
-        launches.append(describe(kernel, arguments, options))
+        launches.append(describe(kernel, grid, arguments, options))
 
     original = launch.run
     launch.run = note
@@ -119,6 +125,11 @@ def record(operation: Callable[[], object]) -> list[Launch]:
 
 def compile_for(target: str, what: Launch) -> Resources:
     """Compile `what` for `target`; read registers, spills, shared memory, global accesses from the result."""
+    read = _read_amd if target.startswith("gfx") else _read_nvidia
+    return read(_build(target, what))
+
+
+def _build(target: str, what: Launch) -> Any:
     place = what.kernel.arg_names.index
     source = ASTSource(
         what.kernel,
@@ -127,9 +138,50 @@ def compile_for(target: str, what: Launch) -> Resources:
         attrs={(place(name),): [["tt.divisibility", 16]] for name in what.aligned},
     )
     options = {**what.options, "enable_fp_fusion": True}
-    built = triton.compile(source, target=TARGETS[target], options=options)
-    read = _read_amd if target.startswith("gfx") else _read_nvidia
-    return read(built)
+    return triton.compile(source, target=TARGETS[target], options=options)
+
+
+def bytes_moved(target: str, what: Launch, trips: int = 1, guarded: bool = True) -> dict[str, int]:
+    """Bytes that the compiled code reads and writes through each pointer, by the argument's name.
+
+    Accesses of 16 bytes or more a thread, which carry the tiles, times threads, programs, and in the body of
+    a loop `trips`. What a branch can skip is counted only if `guarded`. For an NVIDIA target, and for shapes
+    whose last tile is full: masks are not looked at.
+    """
+    built = _build(target, what)
+    names = [name for name in what.kernel.arg_names if what.signature[name] != "constexpr"]
+    lines = [line.split("//")[0].strip() for line in built.asm["ptx"].splitlines()]
+    labels = {line[:-1]: number for number, line in enumerate(lines) if line.endswith(":")}
+    loops, skipped = _regions(lines, labels)
+    came_from: dict[str, set[str]] = {}  # register -> arguments that its address was made of
+    moved: dict[str, int] = {}
+    threads = built.metadata.num_warps * 32
+    for number, line in enumerate(lines):
+        if parameter := re.match(r"ld\.param\.b64\s+(%rd\d+), \[\w+_param_(\d+)\]", line):
+            came_from[parameter[1]] = {names[int(parameter[2])]} if int(parameter[2]) < len(names) else set()
+        elif access := _ACCESS.search(line):
+            bits = int(access[1] or 1) * int(access[2])
+            inside = any(number in loop for loop in loops)
+            if bits < 128 or (not guarded and not inside and any(number in one for one in skipped)):
+                continue
+            (address,) = re.findall(r"\[ (%rd\d+)", line)
+            (name,) = {one for one in came_from.get(address, set()) if what.signature[one].startswith("*")}
+            times = trips if inside else 1
+            moved[name] = moved.get(name, 0) + bits // 8 * threads * what.programs * times
+        elif made := re.match(r"(?:@!?%p\d+ )?[\w.]+\s+(%rd\d+), (.*);", line):
+            sources = [came_from.get(source, set()) for source in re.findall(r"%rd\d+", made[2])]
+            came_from[made[1]] = came_from.get(made[1], set()).union(*sources)
+    return moved
+
+
+def _regions(lines: list[str], labels: dict[str, int]) -> tuple[list[range], list[range]]:
+    """Lines of each loop's body, and lines that a branch forward jumps over."""
+    loops, skipped = [], []
+    for number, line in enumerate(lines):
+        if jump := re.search(r"\bbra(?:\.uni)?\s+(\$\w+);", line):
+            target = labels[jump[1]]
+            (loops if target < number else skipped).append(range(min(target, number), max(target, number)))
+    return loops, skipped
 
 
 def _read_nvidia(built: Any) -> Resources:
@@ -149,7 +201,7 @@ def _read_nvidia(built: Any) -> Resources:
     spills = re.search(r"(\d+) bytes spill stores, (\d+) bytes spill loads", usage)
     if registers is None or spills is None:
         raise RuntimeError(f"ptxas -v printed no resource usage:\n{usage}")
-    accesses = re.findall(r"\b(?:ld|st)\.global(?:\.[a-zA-Z_][\w:]*)*?(?:\.v(\d))?\.[a-z](\d+)\b", ptx)
+    accesses = _ACCESS.findall(ptx)
     return Resources(
         registers=int(registers[1]),
         spill_bytes=int(spills[1]) + int(spills[2]),
