@@ -18,11 +18,12 @@ from typing import Any
 
 import torch
 import triton
+from torch import Tensor
 from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia.compiler import get_ptxas
 from triton.compiler import ASTSource
 
-from megalite.kernels import launch
+from megalite.kernels import launch, rms_norm_triton
 
 TARGETS = {
     "sm_80": GPUTarget("cuda", 80, 32),
@@ -79,6 +80,25 @@ class Resources:
     def narrow(self) -> int:
         """Accesses of less than 128 bits: scalars, masks, or vectorisation that was lost."""
         return len(self.accesses) - self.wide
+
+
+def meta(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
+    return torch.empty(shape, dtype=dtype, device="meta")
+
+
+def rms_norm(
+    hidden: int, dtype: torch.dtype, residual: torch.dtype | None, backward: bool
+) -> Callable[[], object]:
+    x, weight, rstd = (
+        meta(4096, hidden, dtype=dtype),
+        meta(hidden, dtype=dtype),
+        meta(4096, dtype=torch.float32),
+    )
+    other = None if residual is None else meta(4096, hidden, dtype=residual)
+    if backward:
+        source = x if other is None else other
+        return lambda: rms_norm_triton.backward(x, other, source, weight, rstd, 0.0)
+    return lambda: rms_norm_triton.forward(x, other, weight, 1e-5, 0.0)
 
 
 def describe(
@@ -176,7 +196,8 @@ def bytes_moved(target: str, what: Launch, trips: int = 1, guarded: bool = True)
 
 def _regions(lines: list[str], labels: dict[str, int]) -> tuple[list[range], list[range]]:
     """Lines of each loop's body, and lines that a branch forward jumps over."""
-    loops, skipped = [], []
+    loops: list[range] = []
+    skipped: list[range] = []
     for number, line in enumerate(lines):
         if jump := re.search(r"\bbra(?:\.uni)?\s+(\$\w+);", line):
             target = labels[jump[1]]

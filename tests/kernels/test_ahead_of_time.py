@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from megalite.kernels import (
     cross_entropy_triton,
@@ -20,7 +19,6 @@ from megalite.kernels import (
     rope_triton,
     swiglu_triton,
 )
-from megalite.kernels.launch import processors
 from tests.kernels.ahead_of_time import (
     REGISTERS,
     SHARED_LIMIT,
@@ -29,7 +27,9 @@ from tests.kernels.ahead_of_time import (
     Resources,
     bytes_moved,
     compile_for,
+    meta,
     record,
+    rms_norm,
 )
 
 BF16, FP32 = torch.bfloat16, torch.float32
@@ -46,21 +46,6 @@ class Case:
     spills: Mapping[str, int] = field(default_factory=dict)  # by target; elsewhere none
     half_wide_on_amd: int = 0
     double_precision: bool = False
-
-
-def meta(*shape: int, dtype: torch.dtype = BF16) -> Tensor:
-    return torch.empty(shape, dtype=dtype, device="meta")
-
-
-def rms_norm(
-    hidden: int, dtype: torch.dtype, residual: torch.dtype | None, backward: bool
-) -> Callable[[], object]:
-    x, weight, rstd = meta(4096, hidden, dtype=dtype), meta(hidden, dtype=dtype), meta(4096, dtype=FP32)
-    other = None if residual is None else meta(4096, hidden, dtype=residual)
-    if backward:
-        source = x if other is None else other
-        return lambda: rms_norm_triton.backward(x, other, source, weight, rstd, 0.0)
-    return lambda: rms_norm_triton.forward(x, other, weight, 1e-5, 0.0)
 
 
 def cases() -> Iterator[Case]:
@@ -182,114 +167,6 @@ def test_kernel(case: Case, target: str, compiled: dict[tuple[str, str], list[Re
         assert kernel.wide > 0
         allowed = case.scalars + (case.half_wide_on_amd if target == "gfx942" else 0)
         assert kernel.narrow <= allowed
-
-
-@dataclass(frozen=True)
-class Traffic:
-    """What each argument must move: bytes an element, and which of them come from a cache.
-
-    `trips`: of the kernel's loop in one program. `guarded`: whether what a branch can skip is done.
-    """
-
-    name: str
-    operation: Callable[[], object]
-    elements: int
-    moved: dict[str, float]
-    cached: Mapping[str, float] = field(default_factory=dict)
-    roofline: float = 0.0
-    trips: int = 1
-    guarded: bool = True
-
-
-def traffic() -> Iterator[Traffic]:
-    tokens, ffn, vocabulary, n = 4096, 14336, 131072, 2**27
-    x, grad = meta(tokens, 2, ffn), meta(tokens, ffn)
-    yield Traffic(
-        "swiglu forward", partial(swiglu_triton.forward, x[:, 0], x[:, 1]), tokens * ffn,
-        {"GATE": 2, "UP": 2, "Y": 2}, roofline=6,
-    )  # fmt: skip
-    yield Traffic(
-        "swiglu backward", partial(swiglu_triton.backward, grad, x[:, 0], x[:, 1], x), tokens * ffn,
-        {"DY": 2, "GATE": 2, "UP": 2, "DGATE": 2, "DUP": 2}, roofline=10,
-    )  # fmt: skip
-    logits, target = meta(tokens, vocabulary), meta(tokens, dtype=torch.int64)
-    # The tail of a row that is no multiple of the tile is skipped here.
-    yield Traffic(
-        "cross_entropy forward",
-        partial(cross_entropy_triton.statistics, logits, target, 0, vocabulary, -100, False),
-        tokens * vocabulary, {"LOGITS": 2}, roofline=2,
-        trips=vocabulary // cross_entropy_triton.STATISTICS_BLOCK, guarded=False,
-    )  # fmt: skip
-    normaliser, token_grad = meta(2, tokens, dtype=FP32), meta(tokens, dtype=FP32)
-    backward: Callable[..., object] = cross_entropy_triton.backward
-    yield Traffic(
-        "cross_entropy backward",
-        partial(
-            backward, token_grad, logits, target, normaliser, 0, vocabulary, vocabulary, -100, 0.0, 0.0,
-            logits,
-        ),
-        tokens * vocabulary, {"LOGITS": 2, "OUT": 2}, roofline=4,
-    )  # fmt: skip
-    for hidden in (4096, 8192, 16384):
-        yield from _norm_traffic(tokens, hidden)
-    states = [meta(n, dtype=FP32) for _ in range(4)]
-    adamw: Callable[..., object] = flat_triton.adamw
-    for weights, roofline in ((meta(n), 30), (None, 28)):
-        master, grads, m, v = states
-        yield Traffic(
-            f"adamw {roofline}",
-            partial(
-                adamw, master, weights, grads, m, v, meta(5, dtype=FP32), 0.9, 0.95, 1e-8, 0.1, [(0, 4096)]
-            ),
-            n,
-            {"GRADS": 4, "MASTER": 8, "EXP_AVG": 8, "EXP_AVG_SQ": 8}
-            | ({} if weights is None else {"WEIGHTS": 2}),
-            roofline=roofline,
-        )  # fmt: skip
-    norm = partial(flat_triton.squared_norm, states[0], [(0, 4096)])
-    yield Traffic("squared_norm", norm, n, {"VALUES": 4}, roofline=4)
-    states_of_a_batch, samples = meta(tokens, 2, 4096), meta(2, dtype=torch.int64)
-    for added in (None, states_of_a_batch):
-        yield Traffic(
-            f"dropout{'' if added is None else ' with residual'}",
-            partial(dropout_triton.apply, states_of_a_batch, added, samples, 12345, 0.1, 0, tokens),
-            states_of_a_batch.numel(),
-            {"X": 2, "Y": 2} | ({} if added is None else {"RESIDUAL": 2}),
-            roofline=4 if added is None else 6,
-        )  # fmt: skip
-
-
-def _norm_traffic(tokens: int, hidden: int) -> Iterator[Traffic]:
-    """The weight comes from cache but for the first time; so does, in backward, the second look at a row."""
-    plan = rms_norm_triton.backward_plan(hidden)
-    trips = tokens // (plan.programs_per_processor * processors(torch.device("meta")))
-    for residual, size in ((None, 2), (BF16, 2), (FP32, 4)):
-        forward = {"X": 2.0, "W": 2.0, "Y": 2.0} | ({} if residual is None else {"R": size, "S": size})
-        name = f"{hidden}{'' if residual is None else f' {residual} residual'}"
-        yield Traffic(
-            f"rms_norm forward {name}", rms_norm(hidden, BF16, residual, False), tokens * hidden, forward,
-            {"W": 2}, roofline=4 if residual is None else 4 + 2 * size,
-        )  # fmt: skip
-        backward = {"X": 2.0 * size, "DY": 4.0, "W": 4.0, "DX": 1.0 * size}
-        backward |= {} if residual is None else {"DS": 1.0 * size}
-        yield Traffic(
-            f"rms_norm backward {name}", rms_norm(hidden, BF16, residual, True), tokens * hidden, backward,
-            {"X": size, "DY": 2, "W": 4}, roofline=2 + (2 if residual is None else 3) * size, trips=trips,
-        )  # fmt: skip
-
-
-@pytest.mark.parametrize("target", ["sm_80", "sm_90"])
-@pytest.mark.parametrize("case", list(traffic()), ids=lambda case: case.name)
-def test_bytes_moved(case: Traffic, target: str) -> None:
-    """Each operand crosses the memory bus once: counted in the compiled code, argument by argument."""
-    if os.environ.get("TRITON_INTERPRET") == "1":
-        pytest.skip("the interpreter cannot compile")
-    (launch,) = record(case.operation)
-    moved = bytes_moved(target, launch, case.trips, case.guarded)
-    partial_sums = moved.pop("PARTIAL", 0)  # of the norm's weight: a row a program
-    assert {name: total / case.elements for name, total in moved.items()} == case.moved
-    assert partial_sums <= 0.02 * case.elements
-    assert sum(case.moved.values()) - sum(case.cached.values()) == case.roofline
 
 
 def test_the_check_sees_lost_vector_accesses() -> None:
