@@ -1,42 +1,25 @@
-// AdamW and the squared norm over flat buffers, one pass each.
+// AdamW over flat buffers, in one pass.
 //
-// Results do not depend on the number of threads (fixed chunks, partial sums added in chunk order) nor on the vector width chosen at run
-// time (no fused multiply-add: setup.py compiles with -ffp-contract=off; fixed lanes in the sum). Element for element, AdamW performs the
-// operations of adamw_reference in kernels/adamw.py in the same order, each rounded once.
-#include <pybind11/pybind11.h>
-#include <pybind11/stl.h>
-
+// Results do not depend on the number of threads (elements do not meet) nor on the vector width chosen at run time (no fused
+// multiply-add: setup.py compiles with -ffp-contract=off). Element for element this performs the operations of adamw_reference in
+// kernels/adamw.py in the same order, each rounded once.
 #include <algorithm>
+#include <array>
 #include <cmath>
-#include <cstdint>
 #include <cstring>
-#include <stdexcept>
-#include <string>
-#include <type_traits>
-#include <utility>
-#include <vector>
+
+#include "cpu_arithmetic.h"
+#include "flat_memory.h"
 
 namespace py = pybind11;
 
 namespace {
 
+using namespace megalite;
+
 #if defined(__x86_64__) && defined(__gnu_linux__) && defined(__GNUC__) && !defined(__clang__) && __GNUC__ >= 12
-#define MEGALITE_CLONES __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
-#else
-#define MEGALITE_CLONES
+#define MEGALITE_X86_LEVELS 1
 #endif
-#define MEGALITE_INLINE inline __attribute__((always_inline))
-
-constexpr int64_t kChunk = 32768;  // elements a thread takes at once: 28 bytes each stay within the second-level cache
-
-using Ranges = std::vector<std::pair<int64_t, int64_t>>;
-
-// Flat memory handed over by Python: address, number of elements, name of the dtype.
-struct Flat {
-    std::uintptr_t address;
-    int64_t length;
-    std::string dtype;
-};
 
 template <class T>
 struct Scalars {  // the order of kernels.adamw.SCALARS
@@ -48,89 +31,122 @@ struct Betas {
     T beta1, one_minus_beta1, beta2, one_minus_beta2, eps;
 };
 
-struct NoCast {};  // the weights are the master: nothing to write beside it
-struct Bfloat16 {
-    uint16_t bits;
-};
 struct Float16 {
     uint16_t bits;
 };
 
-MEGALITE_INLINE uint32_t bits_of(float value) {
-    uint32_t bits;
-    std::memcpy(&bits, &value, sizeof bits);
-    return bits;
+MEGALITE_INLINE double wide(double value) { return value; }
+using megalite::wide;
+MEGALITE_INLINE void put(double& out, double value) { out = value; }
+using megalite::put;
+
+// The weight that stands for a master: nearest, ties away from zero, see kernels/remainder.py. NaN stays NaN.
+MEGALITE_INLINE uint32_t high_half(uint32_t bits) {
+    return (bits & 0x7fffffffu) > 0x7f800000u ? 0x7fc0u : ((bits + 0x8000u) >> 16) & 0xffffu;
 }
 
-MEGALITE_INLINE float float_of(uint32_t bits) {
-    float value;
-    std::memcpy(&value, &bits, sizeof value);
-    return value;
+MEGALITE_INLINE void put_weight(Bfloat16& out, float value) {
+    out.bits = static_cast<uint16_t>(high_half(bits_as<uint32_t>(value)));
 }
 
-MEGALITE_INLINE void cast(float, NoCast&) {}
-MEGALITE_INLINE void cast(double, NoCast&) {}
-
-// Round to nearest, ties to even.
-MEGALITE_INLINE void cast(float value, Bfloat16& out) {
-    const uint32_t bits = bits_of(value);
-    const uint32_t rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
-    out.bits = static_cast<uint16_t>((bits & 0x7fffffffu) > 0x7f800000u ? 0x7fc0u : rounded);
-}
-
-// Round to nearest, ties to even; branch-free so that it vectorises without F16C.
-MEGALITE_INLINE void cast(float value, Float16& out) {
-    const uint32_t bits = bits_of(value);
+// Nearest, ties to even; branch-free so that it vectorises without F16C.
+MEGALITE_INLINE void put_weight(Float16& out, float value) {
+    const uint32_t bits = bits_as<uint32_t>(value);
     const uint32_t magnitude = bits & 0x7fffffffu;
     const uint32_t normal = (magnitude - (112u << 23) + 0xfffu + ((magnitude >> 13) & 1u)) >> 13;
-    const uint32_t subnormal = bits_of(float_of(magnitude) + 0.5f) - 0x3f000000u;  // the addition rounds at 2^-24
+    const uint32_t subnormal = bits_as<uint32_t>(bits_as<float>(magnitude) + 0.5f) - 0x3f000000u;  // the addition rounds at 2^-24
     const uint32_t finite = magnitude < 0x38800000u ? subnormal : normal;
     const uint32_t special = magnitude > 0x7f800000u ? 0x7e00u : 0x7c00u;
     const uint32_t result = magnitude >= 0x47800000u ? special : finite;
     out.bits = static_cast<uint16_t>(((bits >> 16) & 0x8000u) | result);
 }
 
-MEGALITE_INLINE NoCast* at(NoCast* out, int64_t) { return out; }
-template <class Out>
-MEGALITE_INLINE Out* at(Out* out, int64_t index) {
-    return out + index;
-}
+// The three forms of a master weight. Each reads and writes the master of one element.
+template <class T>
+struct Plain {  // the weights are the master
+    using Number = T;
+    T* weights;
+    MEGALITE_INLINE T load(int64_t i) const { return weights[i]; }
+    MEGALITE_INLINE void store(int64_t i, T value) const { weights[i] = value; }
+    Plain operator+(int64_t i) const { return {weights + i}; }
+};
 
-template <class T, class Out>
-MEGALITE_INLINE void update(T* __restrict master, Out* __restrict weights, const T* __restrict grads, T* __restrict exp_avg,
-                            T* __restrict exp_avg_sq, int64_t length, Scalars<T> s, Betas<T> b, T weight_decay) {
+template <class Weight>
+struct Separate {  // a master of its own, and the weights rounded from it
+    using Number = float;
+    float* master;
+    Weight* weights;
+    MEGALITE_INLINE float load(int64_t i) const { return master[i]; }
+    MEGALITE_INLINE void store(int64_t i, float value) const {
+        master[i] = value;
+        put_weight(weights[i], value);
+    }
+    Separate operator+(int64_t i) const { return {master + i, weights + i}; }
+};
+
+struct Joined {  // the weights, and the 16 bits of the master below them
+    using Number = float;
+    Bfloat16* weights;
+    uint16_t* remainder;
+    MEGALITE_INLINE float load(int64_t i) const {
+        const uint32_t low = remainder[i];
+        return bits_as<float>(((uint32_t(weights[i].bits) - (low >> 15)) << 16) | low);
+    }
+    MEGALITE_INLINE void store(int64_t i, float value) const {
+        const uint32_t bits = bits_as<uint32_t>(value);
+        weights[i].bits = static_cast<uint16_t>(high_half(bits));
+        remainder[i] = static_cast<uint16_t>((bits & 0x7fffffffu) > 0x7f800000u ? 0u : bits & 0xffffu);
+    }
+    Joined operator+(int64_t i) const { return {weights + i, remainder + i}; }
+};
+
+template <class Form, class Grad, class First, class Second, class T = typename Form::Number>
+MEGALITE_INLINE void update(Form form, const Grad* grads, First* exp_avg, Second* exp_avg_sq, int64_t length, Scalars<T> s,
+                            Betas<T> b, T weight_decay) {
+#pragma omp simd
     for (int64_t i = 0; i < length; ++i) {
-        const T grad = grads[i] * s.grad_scale;
-        const T m = exp_avg[i] * b.beta1 + grad * b.one_minus_beta1;
-        const T v = exp_avg_sq[i] * b.beta2 + grad * grad * b.one_minus_beta2;
+        const T grad = T(wide(grads[i])) * s.grad_scale;
+        const T m = wide(exp_avg[i]) * b.beta1 + grad * b.one_minus_beta1;
+        const T v = wide(exp_avg_sq[i]) * b.beta2 + grad * grad * b.one_minus_beta2;
         const T direction = m * s.inverse_bias1 / (std::sqrt(v * s.inverse_bias2) + b.eps);
-        const T w = master[i] - (direction + master[i] * weight_decay) * s.lr;
-        exp_avg[i] = m;
-        exp_avg_sq[i] = v;
-        master[i] = w;
-        cast(w, *at(weights, i));
+        const T old = form.load(i);
+        put(exp_avg[i], m);
+        put(exp_avg_sq[i], v);
+        form.store(i, old - (direction + old * weight_decay) * s.lr);
     }
 }
 
-// One name for each combination of dtypes: a function template cannot have target clones.
-#define MEGALITE_UPDATE(T, Out)                                                                                            \
-    MEGALITE_CLONES void update_clones(T* master, Out* weights, const T* grads, T* exp_avg, T* exp_avg_sq, int64_t length, \
-                                       Scalars<T> s, Betas<T> b, T weight_decay) {                                         \
-        update<T, Out>(master, weights, grads, exp_avg, exp_avg_sq, length, s, b, weight_decay);                           \
-    }
-MEGALITE_UPDATE(float, NoCast)
-MEGALITE_UPDATE(float, Bfloat16)
-MEGALITE_UPDATE(float, Float16)
-MEGALITE_UPDATE(double, NoCast)
-#undef MEGALITE_UPDATE
+#ifdef MEGALITE_X86_LEVELS
+// A function template cannot have target clones, but it can have a target.
+template <class... Arguments>
+__attribute__((target("arch=x86-64-v4"))) void update_v4(Arguments... arguments) {
+    update(arguments...);
+}
+template <class... Arguments>
+__attribute__((target("arch=x86-64-v3"))) void update_v3(Arguments... arguments) {
+    update(arguments...);
+}
+#endif
 
-template <class T, class Out>
-void adamw_typed(T* master, Out* weights, const T* grads, T* exp_avg, T* exp_avg_sq, int64_t length, const T* scalars,
-                 double beta1, double beta2, double eps, double weight_decay, const Ranges& decay_ranges, int threads) {
+template <class... Arguments>
+void update_at_best_width(Arguments... arguments) {
+#ifdef MEGALITE_X86_LEVELS
+    if (__builtin_cpu_supports("x86-64-v4")) return update_v4(arguments...);
+    if (__builtin_cpu_supports("x86-64-v3")) return update_v3(arguments...);
+#endif
+    update(arguments...);
+}
+
+template <class Form, class Grad, class First, class Second, class T = typename Form::Number>
+void adamw_typed(Form form, const Grad* grads, First* exp_avg, Second* exp_avg_sq, int64_t length, const T* scalars,
+                 const std::array<double, 4>& constants, const Ranges& decay_ranges, int threads) {
+    py::gil_scoped_release release;
     Scalars<T> s;
     std::memcpy(&s, scalars, sizeof s);
     if (s.skip != T(0)) return;
+    const auto [beta1, beta2, eps, weight_decay] = constants;
     const Betas<T> b{T(beta1), T(1.0 - beta1), T(beta2), T(1.0 - beta2), T(eps)};
+    const T decay = T(weight_decay);
     const int64_t chunks = (length + kChunk - 1) / kChunk;
 #pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1)
     for (int64_t chunk = 0; chunk < chunks; ++chunk) {
@@ -142,146 +158,80 @@ void adamw_typed(T* master, Out* weights, const T* grads, T* exp_avg, T* exp_avg
             const bool last = range == decay_ranges.end();
             const bool inside = !last && begin >= range->first;
             const int64_t stop = last ? end : std::min(end, inside ? range->second : range->first);
-            update_clones(master + begin, at(weights, begin), grads + begin, exp_avg + begin, exp_avg_sq + begin, stop - begin, s,
-                          b, inside ? T(weight_decay) : T(0));
+            update_at_best_width(form + begin, grads + begin, exp_avg + begin, exp_avg_sq + begin, stop - begin, s, b,
+                                 inside ? decay : T(0));
             if (inside && stop == range->second) ++range;
             begin = stop;
         }
     }
 }
 
-typedef float float8 __attribute__((vector_size(32)));
-typedef double double8 __attribute__((vector_size(64)));
-
-MEGALITE_INLINE void load8(const float* source, double8& wide) {
-    float8 narrow;
-    std::memcpy(&narrow, source, sizeof narrow);
-    wide = __builtin_convertvector(narrow, double8);
+// Calls `work` with a float* or Bfloat16* to the memory, as its dtype says.
+template <class Work>
+void fp32_or_bf16(const Flat& flat, const char* name, int64_t length, const Work& work) {
+    if (flat.dtype == "bfloat16") return work(pointer<Bfloat16>(flat, name, "bfloat16", length));
+    work(pointer<float>(flat, name, "float32", length));
 }
 
-MEGALITE_INLINE void load8(const double* source, double8& wide) { std::memcpy(&wide, source, sizeof wide); }
+struct Call {
+    Flat grads, exp_avg, exp_avg_sq, scalars;
+    std::array<double, 4> constants;
+    const Ranges& decay_ranges;
+    int threads;
+};
 
-// Sum of squares in fp64, in 32 fixed lanes: squares of fp32 numbers neither overflow nor round.
-template <class T>
-MEGALITE_INLINE double sum_of_squares(const T* values, int64_t length) {
-    double8 lanes[4] = {};
-    int64_t i = 0;
-    for (; i + 32 <= length; i += 32) {
-        for (int lane = 0; lane < 4; ++lane) {
-            double8 x;
-            load8(values + i + 8 * lane, x);
-            lanes[lane] += x * x;
-        }
+template <class Form>
+void run_float(Form form, const Call& call, int64_t length) {
+    const float* scalars = pointer<float>(call.scalars, "scalars", "float32", sizeof(Scalars<float>) / sizeof(float));
+    fp32_or_bf16(call.grads, "grads", length, [&](const auto* grads) {
+        fp32_or_bf16(call.exp_avg, "exp_avg", length, [&](auto* exp_avg) {
+            fp32_or_bf16(call.exp_avg_sq, "exp_avg_sq", length, [&](auto* exp_avg_sq) {
+                adamw_typed(form, grads, exp_avg, exp_avg_sq, length, scalars, call.constants, call.decay_ranges, call.threads);
+            });
+        });
+    });
+}
+
+void run_double(Plain<double> form, const Call& call, int64_t length) {
+    const auto at = [&](const Flat& flat, const char* name) { return pointer<double>(flat, name, "float64", length); };
+    const double* scalars = pointer<double>(call.scalars, "scalars", "float64", sizeof(Scalars<double>) / sizeof(double));
+    const double* grads = at(call.grads, "grads");
+    adamw_typed(form, grads, at(call.exp_avg, "exp_avg"), at(call.exp_avg_sq, "exp_avg_sq"), length, scalars, call.constants,
+                call.decay_ranges, call.threads);
+}
+
+void adamw(const py::tuple& weights_parts, const py::object& master_parts, const py::object& remainder_parts,
+           const py::tuple& grads_parts, const py::tuple& exp_avg_parts, const py::tuple& exp_avg_sq_parts,
+           const py::tuple& scalars_parts, double beta1, double beta2, double eps, double weight_decay, const Ranges& decay_ranges,
+           int threads) {
+    const Flat weights = flat_of(weights_parts);
+    const int64_t length = weights.length;
+    const Call call{flat_of(grads_parts), flat_of(exp_avg_parts), flat_of(exp_avg_sq_parts), flat_of(scalars_parts),
+                    {beta1, beta2, eps, weight_decay}, decay_ranges, threads};
+    check_ranges(decay_ranges, length, "decay_ranges");
+    if (!remainder_parts.is_none()) {
+        const Flat remainder = flat_of(remainder_parts.cast<py::tuple>());
+        return run_float(Joined{pointer<Bfloat16>(weights, "weights", "bfloat16", length),
+                                pointer<uint16_t>(remainder, "remainder", "int16", length)},
+                         call, length);
     }
-    const double8 folded = (lanes[0] + lanes[1]) + (lanes[2] + lanes[3]);
-    double sum = 0;
-    for (int lane = 0; lane < 8; ++lane) sum += folded[lane];
-    for (; i < length; ++i) sum += double(values[i]) * double(values[i]);
-    return sum;
-}
-
-MEGALITE_CLONES double sum_of_squares_clones(const float* values, int64_t length) { return sum_of_squares(values, length); }
-MEGALITE_CLONES double sum_of_squares_clones(const double* values, int64_t length) { return sum_of_squares(values, length); }
-
-template <class T>
-double squared_norm_typed(const T* values, const Ranges& ranges, int threads) {
-    Ranges chunks;
-    for (const auto& [start, stop] : ranges)
-        for (int64_t begin = start; begin < stop; begin += kChunk) chunks.emplace_back(begin, std::min(begin + kChunk, stop));
-    const auto count = static_cast<int64_t>(chunks.size());
-    std::vector<double> partial(chunks.size());
-#pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1)
-    for (int64_t chunk = 0; chunk < count; ++chunk)
-        partial[chunk] = sum_of_squares_clones(values + chunks[chunk].first, chunks[chunk].second - chunks[chunk].first);
-    double sum = 0;
-    for (double value : partial) sum += value;
-    return sum;
-}
-
-void check_ranges(const Ranges& ranges, int64_t length, const char* name) {
-    int64_t previous = 0;
-    for (const auto& [start, stop] : ranges) {
-        if (start < previous || stop < start || stop > length)
-            throw std::invalid_argument(std::string(name) + ": range [" + std::to_string(start) + ", " + std::to_string(stop) +
-                                        ") must be ordered, apart from the others and within " + std::to_string(length) +
-                                        " elements");
-        previous = stop;
+    if (!master_parts.is_none()) {
+        float* master = pointer<float>(flat_of(master_parts.cast<py::tuple>()), "master", "float32", length);
+        if (weights.dtype == "float16")
+            return run_float(Separate<Float16>{master, pointer<Float16>(weights, "weights", "float16", length)}, call, length);
+        return run_float(Separate<Bfloat16>{master, pointer<Bfloat16>(weights, "weights", "bfloat16", length)}, call, length);
     }
-}
-
-template <class T>
-T* pointer(const Flat& flat, const char* name, const char* dtype, int64_t length) {
-    if (flat.dtype != dtype)
-        throw std::invalid_argument(std::string(name) + ": dtype is " + flat.dtype + ", must be " + dtype);
-    if (flat.length != length)
-        throw std::invalid_argument(std::string(name) + ": holds " + std::to_string(flat.length) + " elements, must hold " +
-                                    std::to_string(length));
-    return reinterpret_cast<T*>(flat.address);
-}
-
-template <class T, class Out>
-void adamw_checked(const Flat& master, Out* weights, const Flat& grads, const Flat& exp_avg, const Flat& exp_avg_sq,
-                   const Flat& scalars, double beta1, double beta2, double eps, double weight_decay, const Ranges& decay_ranges,
-                   int threads) {
-    const char* dtype = std::is_same<T, float>::value ? "float32" : "float64";
-    const int64_t length = master.length;
-    T* master_values = pointer<T>(master, "master", dtype, length);
-    const T* grad_values = pointer<T>(grads, "grads", dtype, length);
-    T* exp_avg_values = pointer<T>(exp_avg, "exp_avg", dtype, length);
-    T* exp_avg_sq_values = pointer<T>(exp_avg_sq, "exp_avg_sq", dtype, length);
-    const T* scalar_values = pointer<T>(scalars, "scalars", dtype, sizeof(Scalars<T>) / sizeof(T));
-    py::gil_scoped_release release;
-    adamw_typed(master_values, weights, grad_values, exp_avg_values, exp_avg_sq_values, length, scalar_values, beta1, beta2, eps,
-                weight_decay, decay_ranges, threads);
-}
-
-Flat flat_of(const py::tuple& parts) {
-    if (parts.size() != 3) throw std::invalid_argument("flat memory is given as (address, length, dtype)");
-    return {parts[0].cast<std::uintptr_t>(), parts[1].cast<int64_t>(), parts[2].cast<std::string>()};
-}
-
-void adamw(const py::tuple& master_parts, const py::object& weights_parts, const py::tuple& grads_parts,
-           const py::tuple& exp_avg_parts, const py::tuple& exp_avg_sq_parts, const py::tuple& scalars_parts, double beta1,
-           double beta2, double eps, double weight_decay, const Ranges& decay_ranges, int threads) {
-    const Flat master = flat_of(master_parts);
-    const Flat grads = flat_of(grads_parts), exp_avg = flat_of(exp_avg_parts), exp_avg_sq = flat_of(exp_avg_sq_parts);
-    const Flat scalars = flat_of(scalars_parts);
-    check_ranges(decay_ranges, master.length, "decay_ranges");
-    const auto run = [&](auto element, auto* weights) {
-        adamw_checked<decltype(element)>(master, weights, grads, exp_avg, exp_avg_sq, scalars, beta1, beta2, eps, weight_decay,
-                                         decay_ranges, threads);
-    };
-    if (weights_parts.is_none()) {
-        NoCast none;
-        return master.dtype == "float64" ? run(double(), &none) : run(float(), &none);
-    }
-    const Flat weights = flat_of(weights_parts.cast<py::tuple>());
-    if (weights.dtype == "float16") return run(float(), pointer<Float16>(weights, "weights", "float16", master.length));
-    return run(float(), pointer<Bfloat16>(weights, "weights", "bfloat16", master.length));
-}
-
-double squared_norm(const py::tuple& values_parts, const Ranges& ranges, int threads) {
-    const Flat values = flat_of(values_parts);
-    check_ranges(ranges, values.length, "ranges");
-    if (values.dtype == "float64") {
-        const double* data = pointer<double>(values, "values", "float64", values.length);
-        py::gil_scoped_release release;
-        return squared_norm_typed(data, ranges, threads);
-    }
-    const float* data = pointer<float>(values, "values", "float32", values.length);
-    py::gil_scoped_release release;
-    return squared_norm_typed(data, ranges, threads);
+    if (weights.dtype == "float64")
+        return run_double(Plain<double>{pointer<double>(weights, "weights", "float64", length)}, call, length);
+    run_float(Plain<float>{pointer<float>(weights, "weights", "float32", length)}, call, length);
 }
 
 }  // namespace
 
 void bind_adamw(py::module_& module) {
-    module.def("adamw", &adamw, py::arg("master"), py::arg("weights"), py::arg("grads"), py::arg("exp_avg"), py::arg("exp_avg_sq"),
-               py::arg("scalars"), py::kw_only(), py::arg("beta1"), py::arg("beta2"), py::arg("eps"), py::arg("weight_decay"),
-               py::arg("decay_ranges"), py::arg("threads"),
-               "One AdamW step in place. Flat memory is (address, length, dtype); weights is None, or bfloat16 or float16 memory that "
-               "receives the rounded master.");
-    module.def("squared_norm", &squared_norm, py::arg("values"), py::arg("ranges"), py::kw_only(), py::arg("threads"),
-               "Sum of squares, in fp64, of float32 or float64 values in the given ranges; not finite exactly when a value is not "
-               "(float32).");
+    module.def("adamw", &adamw, py::arg("weights"), py::arg("master"), py::arg("remainder"), py::arg("grads"), py::arg("exp_avg"),
+               py::arg("exp_avg_sq"), py::arg("scalars"), py::kw_only(), py::arg("beta1"), py::arg("beta2"), py::arg("eps"),
+               py::arg("weight_decay"), py::arg("decay_ranges"), py::arg("threads"),
+               "One AdamW step in place. Flat memory is (address, length, dtype). Either the weights are the master, or master is float32 "
+               "memory beside bfloat16 or float16 weights, or remainder is int16 memory below bfloat16 weights.");
 }

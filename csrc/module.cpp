@@ -8,8 +8,10 @@ void bind_cpu_cross_entropy(py::module_& module);
 void bind_cpu_rms_norm(py::module_& module);
 void bind_cpu_rope(py::module_& module);
 void bind_cpu_swiglu(py::module_& module);
+void bind_huge_pages(py::module_& module);
 void bind_index_builders(py::module_& module);
 void bind_indexed_dataset(py::module_& module);
+void bind_squared_norm(py::module_& module);
 
 PYBIND11_MODULE(_C, module) {
     module.doc() = "C++ parts of megalite; NumPy arrays in and out.";
@@ -18,6 +20,8 @@ PYBIND11_MODULE(_C, module) {
     bind_cpu_rms_norm(module);
     bind_cpu_rope(module);
     bind_cpu_swiglu(module);
+    bind_huge_pages(module);
     bind_indexed_dataset(module);
     bind_index_builders(module);
+    bind_squared_norm(module);
 }

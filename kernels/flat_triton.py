@@ -1,7 +1,6 @@
 """Triton kernels over flat buffers: AdamW and the squared norm, one launch a bucket.
 
-AdamW moves 30 bytes a parameter with bf16 weights beside an fp32 master: gradient 4, master, m and v 8 each,
-weight 2.
+kernels.adamw says how many bytes each form of AdamW moves.
 """
 # mypy: allow-untyped-defs, allow-incomplete-defs
 
@@ -16,6 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from megalite.kernels import launch
+from megalite.kernels.adamw import FlatAdamW
 from megalite.kernels.flat import Range
 from megalite.kernels.launch import warn_unaligned
 
@@ -42,10 +42,14 @@ def _inside(place, BORDERS, FIRST, BLOCK: tl.constexpr):
 
 @triton.jit
 def adamw_kernel(
-    MASTER, WEIGHTS, GRADS, EXP_AVG, EXP_AVG_SQ, SCALARS, BORDERS, FIRST, n,
+    MASTER, WEIGHTS, REMAINDER, GRADS, EXP_AVG, EXP_AVG_SQ, SCALARS, BORDERS, FIRST, n,
     beta1, one_minus_beta1, beta2, one_minus_beta2, eps, weight_decay, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """One step on BLOCK elements, none where the fifth scalar is set; WEIGHTS may be None."""
+    """One step on BLOCK elements, none where the fifth scalar is set.
+
+    The master is MASTER; where that is None, WEIGHTS and REMAINDER joined. WEIGHTS is None where the weights
+    are MASTER; bf16 weights come as int16 (kernels.remainder).
+    """
     if tl.load(SCALARS + 4) == 0.0:
         lr = tl.load(SCALARS)
         place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
@@ -54,16 +58,29 @@ def adamw_kernel(
         grad = tl.load(GRADS + place, mask=mask, other=0.0).to(tl.float32) * tl.load(SCALARS + 1)
         m = tl.load(EXP_AVG + place, mask=mask, other=0.0).to(tl.float32)
         v = tl.load(EXP_AVG_SQ + place, mask=mask, other=0.0).to(tl.float32)
-        w = tl.load(MASTER + place, mask=mask, other=0.0).to(tl.float32)
+        if MASTER is None:
+            low = tl.load(REMAINDER + place, mask=mask, other=0).to(tl.int32) & 0xFFFF
+            high = tl.load(WEIGHTS + place, mask=mask, other=0).to(tl.int32) - (low >> 15)
+            w = ((high << 16) | low).to(tl.float32, bitcast=True)
+        else:
+            w = tl.load(MASTER + place, mask=mask, other=0.0)
         m = m * tl.cast(beta1, tl.float32) + grad * tl.cast(one_minus_beta1, tl.float32)
         v = v * tl.cast(beta2, tl.float32) + grad * grad * tl.cast(one_minus_beta2, tl.float32)
         size = tl.sqrt(v * tl.load(SCALARS + 3)) + tl.cast(eps, tl.float32)
         w -= (m * tl.load(SCALARS + 2) / size + w * decay) * lr
         tl.store(EXP_AVG + place, m.to(EXP_AVG.dtype.element_ty), mask=mask)
         tl.store(EXP_AVG_SQ + place, v.to(EXP_AVG_SQ.dtype.element_ty), mask=mask)
-        tl.store(MASTER + place, w, mask=mask)
+        if MASTER is not None:
+            tl.store(MASTER + place, w, mask=mask)
         if WEIGHTS is not None:
-            tl.store(WEIGHTS + place, w.to(WEIGHTS.dtype.element_ty), mask=mask)
+            if WEIGHTS.dtype.element_ty == tl.int16:
+                bits = w.to(tl.int32, bitcast=True)
+                weight = tl.where(w != w, 0x7FC0, (bits + 0x8000) >> 16).to(tl.int16)
+                tl.store(WEIGHTS + place, weight, mask=mask)
+                if REMAINDER is not None:
+                    tl.store(REMAINDER + place, tl.where(w != w, 0, bits).to(tl.int16), mask=mask)
+            else:
+                tl.store(WEIGHTS + place, w.to(WEIGHTS.dtype.element_ty), mask=mask)
 
 
 @triton.jit
@@ -86,21 +103,24 @@ def _tables(ranges: tuple[Range, ...], n: int, block: int, device: torch.device)
 
 
 def adamw(
-    master: Tensor, weights: Tensor | None, grads: Tensor, exp_avg: Tensor, exp_avg_sq: Tensor,
-    scalars: Tensor, beta1: float, beta2: float, eps: float, weight_decay: float,
+    flat: FlatAdamW, scalars: Tensor, beta1: float, beta2: float, eps: float, weight_decay: float,
     decay_ranges: Sequence[Range],
 ) -> None:  # fmt: skip
-    """One step in place; see `megalite.kernels.adamw.adamw`. `weights`, if given, get the rounded master."""
-    n = master.numel()
+    """One step in place; see `megalite.kernels.adamw.adamw`."""
+    n, device = flat.weights.numel(), flat.weights.device
     warn_unaligned("the flat buffer of adamw", n, 2)
-    borders, first = _tables(tuple(decay_ranges), n, ADAMW_BLOCK, master.device)
+    borders, first = _tables(tuple(decay_ranges), n, ADAMW_BLOCK, device)
+    own = flat.master is None and flat.remainder is None
+    bf16 = flat.weights.dtype == torch.bfloat16
     arguments = {
-        "MASTER": master, "WEIGHTS": weights, "GRADS": grads, "EXP_AVG": exp_avg, "EXP_AVG_SQ": exp_avg_sq,
-        "SCALARS": scalars, "BORDERS": borders, "FIRST": first, "n": n, "beta1": beta1,
-        "one_minus_beta1": 1.0 - beta1, "beta2": beta2, "one_minus_beta2": 1.0 - beta2, "eps": eps,
-        "weight_decay": weight_decay, "BLOCK": ADAMW_BLOCK,
+        "MASTER": flat.weights if own else flat.master,
+        "WEIGHTS": None if own else flat.weights.view(torch.int16) if bf16 else flat.weights,
+        "REMAINDER": flat.remainder, "GRADS": flat.grads, "EXP_AVG": flat.exp_avg,
+        "EXP_AVG_SQ": flat.exp_avg_sq, "SCALARS": scalars, "BORDERS": borders, "FIRST": first, "n": n,
+        "beta1": beta1, "one_minus_beta1": 1.0 - beta1, "beta2": beta2, "one_minus_beta2": 1.0 - beta2,
+        "eps": eps, "weight_decay": weight_decay, "BLOCK": ADAMW_BLOCK,
     }  # fmt: skip
-    launch.run(adamw_kernel, (-(-n // ADAMW_BLOCK),), arguments, master.device, num_warps=ADAMW_WARPS)
+    launch.run(adamw_kernel, (-(-n // ADAMW_BLOCK),), arguments, device, num_warps=ADAMW_WARPS)
 
 
 def squared_norm(values: Tensor, ranges: Sequence[Range]) -> Tensor:

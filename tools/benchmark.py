@@ -27,7 +27,8 @@ def main() -> int:
     train = commands.add_parser("train", help="tokens/s of training steps on this machine's CPU")
     train.add_argument("--rounds", type=int, default=5, help="times that every contender runs (default: 5)")
     train.add_argument("--steps", type=int, default=2, help="timed steps in each (default: 2)")
-    optimizer = commands.add_parser("optimizer", help="norm, clip and AdamW of 50M parameters")
+    optimizer = commands.add_parser("optimizer", help="norm, clip and AdamW, in each number format")
+    optimizer.add_argument("--parameters", type=int, default=50_000_000)
     optimizer.add_argument("--rounds", type=int, default=15)
     optimizer.add_argument("--threads", type=int, default=2)
     kernels = commands.add_parser("kernels", help="each fused operation, forward and backward")
@@ -62,9 +63,9 @@ def _train(flags: argparse.Namespace) -> int:
 
 
 def _optimizer(flags: argparse.Namespace) -> int:
-    from tools.benchmarks.adamw import benchmark_adamw
+    from tools.benchmarks.adamw import benchmark_adamw, table
 
-    print(benchmark_adamw(threads=flags.threads, rounds=flags.rounds))
+    print(table(benchmark_adamw(flags.parameters, threads=flags.threads, rounds=flags.rounds)))
     return 0
 
 

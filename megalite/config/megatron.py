@@ -12,9 +12,7 @@ from megalite.config.errors import ConfigError, shown
 
 # Parts that megalite will have and this version has not. The advice says what to do without.
 NOT_YET = {
-    "--use-precision-aware-optimizer": "leave it out: master weights and moments are fp32",
-    "--optimizer-cpu-offload": "leave it out: optimizer state stays on the device",
-    "--grad-reduce-in-bf16": "leave it out: gradients are accumulated and reduced in fp32",
+    "--grad-reduce-in-bf16": "use --use-precision-aware-optimizer --main-grads-dtype bf16",
     "--rotary-seq-len-interpolation-factor": (
         "use --use-rope-scaling, --position-embedding-type yarn or a larger --rotary-base"
     ),
@@ -90,6 +88,7 @@ ALWAYS = (
     "--override-opt-param-scheduler",
     "--override-opt_param-scheduler",
     "--no-create-attention-mask-in-dataloader",
+    "--overlap-cpu-optimizer-d2h-h2d",
     "--no-save-rng",  # there is no generator state to save
     "--no-load-rng",
     "--dist-ckpt-optim-fully-reshardable",
@@ -125,10 +124,6 @@ ONLY_AT = {
     "--dataloader-type": (("single",), "samples are shuffled by the dataset's index"),
     "--mid-level-dataset-surplus": (("0.005",), "leave it out"),
     "--weight-decay-incr-style": (("constant",), "use one --weight-decay for the whole run"),
-    "--main-grads-dtype": (("fp32",), "gradients are accumulated in fp32"),
-    "--main-params-dtype": (("fp32",), "master weights are fp32"),
-    "--exp-avg-dtype": (("fp32",), "moments are fp32"),
-    "--exp-avg-sq-dtype": (("fp32",), "moments are fp32"),
     "--manual-gc-interval": (("0",), "leave it out"),
     "--empty-unused-memory-level": (("0",), "leave it out"),
     "--vocab-extra-ids": (("0",), "add the tokens to the tokenizer"),

@@ -27,18 +27,16 @@ def merged_ranges(bucket: FlatBucket, selected: Callable[[ParamRecord], bool]) -
     return tuple(ranges)
 
 
-def gradient_norm(buckets: Sequence[FlatBucket], model: Axis) -> torch.Tensor:
-    """L2 norm of the gradients of one copy of the model, which the ranks of `model` hold: an fp64 scalar,
-    the same on all of them.
+def gradient_norm(buckets: Sequence[FlatBucket], axis: Axis, device: torch.device) -> torch.Tensor:
+    """L2 norm of the gradients that the ranks of `axis` hold together: an fp64 scalar, the same bits on all.
 
-    Not finite exactly when an fp32 gradient anywhere in that copy is not. One all-reduce of one number; no
-    host synchronisation.
+    A rank whose gradients another one counts passes no buckets. Not finite exactly when an fp32 gradient that
+    is counted is not. One all-reduce of one number; no host synchronisation.
     """
-    device = buckets[0].grads.device
     total = torch.zeros((), dtype=torch.float64, device=device)
     for bucket in buckets:
         total += squared_norm(bucket.grads, merged_ranges(bucket, lambda record: record.counted))
-    return all_reduce(total, model).sqrt()
+    return all_reduce(total, axis).sqrt()
 
 
 def clip_coefficient(norm: torch.Tensor, clip: float) -> torch.Tensor:

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 import torch
 
+from megalite.config import PrecisionConfig
+from megalite.optim.state import narrow_dtype
 from megalite.parallel.flat import HeldElements, main_grad_dtype
 
 
@@ -50,12 +52,20 @@ class BytesPerParameter:
         return f"{' + '.join(parts)} = {total:.4g}"
 
 
-def bytes_per_parameter(params_dtype: torch.dtype) -> BytesPerParameter:
-    """fp32: 4 + 4 + 0 + 8 = 16; bf16 and fp16: 2 + 4 + 4 + 8 = 18; fp64: 8 + 8 + 0 + 16 = 32."""
-    main = main_grad_dtype(params_dtype)
+def bytes_per_parameter(precision: PrecisionConfig) -> BytesPerParameter:
+    """fp32: 4 + 4 + 0 + 8 = 16; bf16 and fp16: 2 + 4 + 4 + 8 = 18; fp64: 8 + 8 + 0 + 16 = 32.
+
+    bf16 with remainders instead of a master: 2 + 4 + 2 + 8 = 16, with bf16 moments 12, with bf16 gradients
+    too 10.
+    """
+    weights: torch.dtype = getattr(torch, precision.params_dtype)
+    main = main_grad_dtype(weights)
+    moments = (precision.exp_avg_dtype, precision.exp_avg_sq_dtype)
+    by_remainder = precision.use_precision_aware_optimizer and precision.store_param_remainders
+    master = 2 if by_remainder and weights == torch.bfloat16 else main.itemsize
     return BytesPerParameter(
-        weights=params_dtype.itemsize,
-        main_grads=main.itemsize,
-        master=0 if params_dtype == main else main.itemsize,
-        moments=2 * main.itemsize,
+        weights=weights.itemsize,
+        main_grads=(narrow_dtype(precision.main_grads_dtype) or main).itemsize,
+        master=0 if weights == main else master,
+        moments=sum((narrow_dtype(name) or main).itemsize for name in moments),
     )

@@ -11,9 +11,11 @@ import torch
 from torch import nn
 
 from megalite.config import OptimizerConfig, PrecisionConfig
+from megalite.optim.apex import ApexState
 from megalite.optim.gradient_norm import clip_coefficient, gradient_norm, merged_ranges
+from megalite.optim.offload import OffloadedState
 from megalite.optim.scaler import GradScaler
-from megalite.optim.state import FlatState, StateOptions
+from megalite.optim.state import FlatState, State, StateOptions
 from megalite.parallel.flat import FlatBucket
 from megalite.parallel.topology import Axis
 
@@ -46,9 +48,9 @@ class StateBlock(NamedTuple):
 class Optimizer:
     """AdamW over flat buckets, with gradient clipping, loss scaling and master weights.
 
-    `buckets`: weights and summed main gradients, the latter multiplied by `loss_scale`. `model`: the ranks
-    whose buckets together hold one copy of the model. A step whose gradient norm is not finite changes
-    neither weights, moments nor step count, on any rank.
+    `buckets`: weights and summed main gradients, the latter multiplied by `loss_scale`. `norm_axis`: the
+    ranks that add up the gradient norm; those with `counted` hold one copy of the model. A step whose
+    gradient norm is not finite changes neither weights, moments nor step count, on any rank.
     """
 
     def __init__(
@@ -56,38 +58,40 @@ class Optimizer:
         buckets: Sequence[FlatBucket],
         config: OptimizerConfig,
         precision: PrecisionConfig,
-        model: Axis,
+        norm_axis: Axis,
         device: torch.device,
+        counted: bool = True,
     ):
         if not buckets:
             raise ValueError("optimizer: no buckets; a stage needs at least one parameter")
         self.config = config
-        self.model = model
-        options = StateOptions(config.adam_beta1, config.adam_beta2, config.adam_eps, config.weight_decay)
+        self.norm_axis = norm_axis
+        options = StateOptions.from_config(config, precision)
         self._buckets = list(buckets)
-        self._states = [
-            FlatState(bucket.weights, bucket.grads, _decay_ranges(bucket), options) for bucket in buckets
-        ]
-        self._scaler = _scaler_of(precision, device, buckets[0].grads.dtype)
+        self._counted = self._buckets if counted else []
+        self._states = [_state_of(bucket, options, config) for bucket in buckets]
+        self._scaler = _scaler_of(precision, device)
         self._step = torch.zeros((), dtype=torch.int64, device=device)
         self._lr = torch.zeros((), dtype=torch.float64, device=device)
 
     @property
     def loss_scale(self) -> torch.Tensor:
-        """What the loss is multiplied by: a scalar of the main gradients' dtype, always the same tensor."""
+        """What the loss is multiplied by: a scalar, always the same; fp64 for fp64 weights, else fp32."""
         return self._scaler.scale
 
     @torch.no_grad()
     def step(self, lr: float) -> StepStats:
         """Unscale, clip and apply the gradients with learning rate `lr`. Gradients are left as they are."""
         self._lr.fill_(lr)
+        for state in self._states:
+            state.start_copies()
         scale = self._scaler.scale.to(torch.float64, copy=True)
-        norm = gradient_norm(self._buckets, self.model) / scale
+        norm = gradient_norm(self._counted, self.norm_axis, scale.device) / scale
         finite = torch.isfinite(norm)
         self._step += finite
         scalars = self._step_scalars(clip_coefficient(norm, self.config.clip_grad) / scale, ~finite)
         for state in self._states:
-            state.update(scalars)
+            state.update(scalars, self._step)
         self._scaler.update(~finite)
         return StepStats(norm, ~finite, scale, self._scaler.stuck.clone())
 
@@ -103,6 +107,11 @@ class Optimizer:
         """Take the weights as they are as the new master: after weights came from elsewhere than a step."""
         for state in self._states:
             state.take_weights()
+
+    def held(self) -> Iterator[torch.Tensor]:
+        """The memory of the state, in the form and place in which it is kept."""
+        for state in self._states:
+            yield from state.held()
 
     def state_blocks(self) -> Iterator[StateBlock]:
         """The whole state in logical values, to be read; see `loading` for writing."""
@@ -128,8 +137,13 @@ class Optimizer:
         self._scaler.load_state(scalars)
 
 
-def _decay_ranges(bucket: FlatBucket) -> tuple[tuple[int, int], ...]:
-    return merged_ranges(bucket, lambda record: record.decay)
+def _state_of(bucket: FlatBucket, options: StateOptions, config: OptimizerConfig) -> State:
+    decayed = merged_ranges(bucket, lambda record: record.decay)
+    if config.optimizer_cpu_offload:
+        fraction = config.optimizer_offload_fraction
+        return OffloadedState(bucket.weights, bucket.grads, decayed, options, fraction)
+    make = ApexState if config.optimizer_impl == "apex" else FlatState
+    return make(bucket.weights, bucket.grads, decayed, options)
 
 
 def _blocks_of(bucket: FlatBucket, logical: dict[str, torch.Tensor]) -> Iterator[StateBlock]:
@@ -138,7 +152,7 @@ def _blocks_of(bucket: FlatBucket, logical: dict[str, torch.Tensor]) -> Iterator
             yield StateBlock(kind, slot.param, flat[slot.start : slot.stop], slot.first)
 
 
-def _scaler_of(precision: PrecisionConfig, device: torch.device, dtype: torch.dtype) -> GradScaler:
+def _scaler_of(precision: PrecisionConfig, device: torch.device) -> GradScaler:
     """Dynamic for fp16 unless a constant scale is configured; otherwise constant, 1 by default."""
     dynamic = precision.params_dtype == "float16" and precision.loss_scale is None
     constant = 1.0 if precision.loss_scale is None else precision.loss_scale
@@ -146,7 +160,7 @@ def _scaler_of(precision: PrecisionConfig, device: torch.device, dtype: torch.dt
         precision.initial_loss_scale if dynamic else constant,
         dynamic=dynamic,
         device=device,
-        dtype=dtype,
+        dtype=torch.float64 if precision.params_dtype == "float64" else torch.float32,
         minimum=precision.min_loss_scale,
         window=precision.loss_scale_window,
         hysteresis=precision.hysteresis,

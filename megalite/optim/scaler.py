@@ -6,14 +6,15 @@ import torch
 
 GROWTH_FACTOR = 2.0
 BACKOFF_FACTOR = 0.5
+LARGEST = 2.0**127  # the last power of two in fp32
 
 
 class GradScaler:
     """Dynamic or constant loss scale with Megatron-LM's rules.
 
     A step with non-finite gradients uses up one of `hysteresis`; once they are used up, every such step
-    halves the scale, not below `minimum`. `window` steps in a row with finite gradients double the scale
-    and restore the hysteresis.
+    halves the scale, not below `minimum`. `window` steps in a row with finite gradients double the scale,
+    not above 2^127, and restore the hysteresis.
 
     `scale`: scalar tensor of `dtype`, updated in place. `stuck`: int64 scalar tensor, how many steps in
     a row were skipped although the scale could not be lowered any more; a training loop that reads a large
@@ -61,9 +62,8 @@ class GradScaler:
         grow = finite_steps == self.window
         shrink = overflow & (hysteresis_left <= 0)
         lowered = (self.scale * BACKOFF_FACTOR).clamp(min=self.minimum)
-        self.scale.copy_(
-            torch.where(shrink, lowered, torch.where(grow, self.scale * GROWTH_FACTOR, self.scale))
-        )
+        raised = (self.scale * GROWTH_FACTOR).clamp(max=LARGEST)
+        self.scale.copy_(torch.where(shrink, lowered, torch.where(grow, raised, self.scale)))
         self._finite_steps.copy_(torch.where(grow, 0, finite_steps))
         self._hysteresis_left.copy_(torch.where(grow, self.hysteresis, hysteresis_left))
 

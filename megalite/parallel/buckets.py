@@ -18,6 +18,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
+from megalite.kernels.flat import flat_zeros
 from megalite.kernels.weight_gradient import Accumulate, accumulate_fused
 from megalite.parallel.flat import (
     FlatBucket,
@@ -60,7 +61,8 @@ class BucketOptions:
 
     `bucket_size`: elements, None for the default. `overlap`: reduce during backward. `zero_stage`: see the
     module. `overlap_gather`: go on after an update while weights are gathered, until they are used.
-    `prefetch_units`: at stage 3 how many units are gathered ahead of the one that computes.
+    `prefetch_units`: at stage 3 how many units are gathered ahead of the one that computes. `main_grads`:
+    dtype of the gradients, None for the usual.
     """
 
     bucket_size: int | None = None
@@ -68,6 +70,7 @@ class BucketOptions:
     zero_stage: int = 0
     overlap_gather: bool = False
     prefetch_units: int = 1
+    main_grads: torch.dtype | None = None
 
 
 class GradientBuckets:
@@ -122,8 +125,9 @@ class GradientBuckets:
         parts = [length // ranks for length in self.lengths]
         revisited = sum(any(record_of(slot.param).uses > 1 for slot in slots) for slots in layouts)
         self.held_elements = held = held_elements(self.lengths, revisited, ranks, self.stage)
-        weights = torch.zeros(held.weights, dtype=first.dtype, device=first.device)
-        grads = torch.zeros(held.grads, dtype=main_grad_dtype(first.dtype), device=first.device)
+        grads_dtype = self.options.main_grads or main_grad_dtype(first.dtype)
+        weights = flat_zeros(held.weights, first.dtype, first.device)
+        grads = flat_zeros(held.grads, grads_dtype, first.device)
         self._pool = None
         if self.stage > 1:
             self._pool = GradientPool(held.buffers, max(self.lengths), grads)
@@ -173,8 +177,17 @@ class GradientBuckets:
 
     @property
     def norm_axis(self) -> Axis:
-        """The ranks whose `buckets` together hold the model's gradient once."""
-        return self.topology.world if self.stage else self.topology.model
+        """The ranks that add up the gradient norm in one collective, so that all get the same bits.
+
+        Equal replicas of a model on one rank each need none.
+        """
+        shared = self.stage or self.topology.model.size > 1
+        return self.topology.world if shared else self.topology.model
+
+    @property
+    def counted_in_norm(self) -> bool:
+        """Whether this rank's `buckets` count there: of equal replicas those of the first alone do."""
+        return self.stage > 0 or self.topology.model.size == 1 or self.topology.dp.rank == 0
 
     def start_step(self, microbatches: int) -> None:
         """Clear all gradients; as many backward passes will now add to each."""

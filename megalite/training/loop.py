@@ -127,12 +127,17 @@ def _description(trainer: Trainer) -> list[str]:
         raise TrainingError(
             f"the model has {built:,} parameters, but its configuration says {expected:,}: this is a bug"
         )
-    cost = bytes_per_parameter(trainer.dtype)
+    cost = bytes_per_parameter(config.precision)
     held = cost.held(trainer.buckets.held_elements)
     place = f"tp {topology.tp.size} x pp {topology.pp.size} x dp {topology.dp.size}, {topology.device.type}"
     formula = cost.formula(topology.dp.size, zero_stage(config))
+    optimizer, hosted = config.optimizer, []
+    if optimizer.optimizer_cpu_offload:
+        share = optimizer.optimizer_offload_fraction
+        hosted = [f"optimizer state of {share:.0%} of the parameters: in host memory, updated there"]
     return [
         f"model: {built:,} parameters, {config.precision.params_dtype}",
         f"layout: {place}",
         f"weights, gradients, optimizer: {formula} bytes a parameter, {held / 2**20:.1f} MiB on this rank",
+        *hosted,
     ]

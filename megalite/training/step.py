@@ -16,6 +16,7 @@ from megalite.data.batch import Batch
 from megalite.kernels.weight_gradient import IMPLEMENTATIONS
 from megalite.model.gpt import GPTStage, StagePlace, build_stages
 from megalite.optim.optimizer import Optimizer, StateBlock, StepStats
+from megalite.optim.state import narrow_dtype
 from megalite.parallel.buckets import BucketOptions, GradientBuckets
 from megalite.parallel.mappings import all_reduce
 from megalite.parallel.params import ParameterFactory, global_block, record_of
@@ -75,11 +76,17 @@ class Trainer:
             zero_stage(config),
             parallel.overlap_param_gather,
             parallel.zero_prefetch_layers,
+            narrow_dtype(config.precision.main_grads_dtype),
         )
         units = [unit for stage in self.stages for unit in stage.units()]
         self.buckets = GradientBuckets(parameters, topology, options, units, accumulate)
         self.optimizer = Optimizer(
-            self.buckets.buckets, config.optimizer, config.precision, self.buckets.norm_axis, topology.device
+            self.buckets.buckets,
+            config.optimizer,
+            config.precision,
+            self.buckets.norm_axis,
+            topology.device,
+            self.buckets.counted_in_norm,
         )
 
     def train_step(self, microbatches: Sequence[Batch], learning_rate: float) -> StepOutcome:

@@ -121,6 +121,18 @@ def test_flags_without_effect_give_one_warning(capsys: pytest.CaptureFixture[str
         ),
         ("--lr-wsd-decay-iters 3", "--lr-wsd-decay-iters has no effect without --lr-decay-style WSD"),
         ("--eval-interval 3 --eval-iters 0", "--eval-interval has no effect without --eval-iters"),
+        (
+            "--optimizer-offload-fraction 0.5",
+            "--optimizer-offload-fraction has no effect without --optimizer-cpu-offload",
+        ),
+        (
+            "--store-param-remainders",
+            "--store-param-remainders has no effect without --use-precision-aware-optimizer and --bf16",
+        ),
+        (
+            "--bf16 --use-precision-aware-optimizer --exp-avg-sq-dtype bf16",
+            "--exp-avg-sq-dtype bf16 with --adam-beta2 0.999: the second moment hardly changes",
+        ),
         ("--use-rotary-position-embeddings", "is old; use --position-embedding-type rope"),
     ],
 )

@@ -222,6 +222,30 @@ ONE_ERROR = [
         1,
         "--lr-warmup-fraction: contradicts --lr-warmup-iters",
     ),
+    # the optimizer's formats and places
+    (
+        "--bf16 --exp-avg-dtype bf16",
+        1,
+        "--exp-avg-dtype bf16: needs --use-precision-aware-optimizer, as in Megatron; add it, or leave",
+    ),
+    (
+        "--use-precision-aware-optimizer --main-grads-dtype bf16",
+        1,
+        "--main-grads-dtype bf16: does not go with float32 weights; fp32, or --bf16 weights",
+    ),
+    (
+        "--params-dtype float64 --use-precision-aware-optimizer --exp-avg-sq-dtype bf16",
+        1,
+        "--exp-avg-sq-dtype bf16: fp64 weights have an fp64 optimizer; fp32, which then stands for fp64",
+    ),
+    ("--bf16 --use-precision-aware-optimizer --exp-avg-dtype fp8", 1, "bf16 is the narrowest;"),
+    ("--main-params-dtype fp16", 1, "by --store-param-remainders;"),
+    (
+        "--optimizer-impl apex",
+        1,
+        "--optimizer-impl apex: NVIDIA's apex with its CUDA extensions is not installed (no module amp_C)",
+    ),
+    ("--optimizer-cpu-offload --optimizer-offload-fraction 1.5", 1, "--optimizer-offload-fraction 1.5"),
     # numbers
     ("--lr nan", 1, "--lr nan: not a finite number"),
     ("--weight-decay inf", 1, "--weight-decay inf: not a finite number"),

@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 def gather(folder: Path) -> dict[str, object]:
-    """Steps with exit codes and seconds, the benchmark's rows, the last line of the training run."""
+    """Steps with exit codes and seconds, the benchmarks' rows, the last line of the training run."""
     steps = {}
     for line in (folder / "steps.txt").read_text().splitlines():
         name, code, seconds = line.split()
@@ -18,7 +18,10 @@ def gather(folder: Path) -> dict[str, object]:
     table, training = folder / "kernels" / "kernels.csv", folder / "training.jsonl"
     rows = list(csv.DictReader(table.open())) if table.exists() else []
     lines = training.read_text().splitlines() if training.exists() else []
-    return {"steps": steps, "kernels": rows, "training": json.loads(lines[-1]) if lines else None}
+    optimizer = folder / "optimizer.log"
+    times = [line for line in optimizer.read_text().splitlines() if "|" in line] if optimizer.exists() else []
+    last_step = json.loads(lines[-1]) if lines else None
+    return {"steps": steps, "kernels": rows, "optimizer": times, "training": last_step}
 
 
 def main() -> int:

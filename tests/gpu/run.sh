@@ -22,10 +22,11 @@ step machine 30 bash -c "nvidia-smi || rocm-smi; $python -c 'import torch, trito
 step kernels 120 "$python" -m pytest tests/kernels/triton_cases -p no:cacheprovider
 step gpu 90 "$python" -m pytest tests/gpu -p no:cacheprovider
 if command -v compute-sanitizer >/dev/null; then
-    step sanitizer 60 compute-sanitizer --tool memcheck --error-exitcode 9 "$python" -m pytest -p no:cacheprovider \
+    step sanitizer 50 compute-sanitizer --tool memcheck --error-exitcode 9 "$python" -m pytest -p no:cacheprovider \
         tests/kernels/triton_cases/test_rms_norm.py -k "test_shapes and 123"
 fi
-step benchmark 110 "$python" tools/benchmark.py kernels --rounds 20 --compile --output "$out/kernels"
+step benchmark 90 "$python" tools/benchmark.py kernels --rounds 20 --compile --output "$out/kernels"
+step optimizer 40 "$python" tools/benchmark.py optimizer --parameters 500000000
 step training 60 bash examples/pretrain_gpt.sh --mock-data --tokenizer-type NullTokenizer --vocab-size 32000 --bf16 \
     --tensor-model-parallel-size 1 --pipeline-model-parallel-size 1 --num-layers 12 --hidden-size 1024 \
     --num-attention-heads 16 --seq-length 2048 --max-position-embeddings 2048 --micro-batch-size 4 --global-batch-size 8 \

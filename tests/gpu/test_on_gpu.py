@@ -18,7 +18,7 @@ from megalite.kernels import (
     swiglu,
     vocab_parallel_cross_entropy,
 )
-from megalite.kernels.adamw import adamw
+from megalite.kernels.adamw import FlatAdamW, adamw
 from megalite.kernels.dropout import dropout
 from megalite.kernels.squared_norm import squared_norm
 from megalite.kernels.weight_gradient import IMPLEMENTATIONS
@@ -119,10 +119,8 @@ def test_optimizer_in_a_graph() -> None:
     scalars = torch.tensor([1e-3, 1.0, 1.0, 1.0, 0.0], device="cuda")
 
     def update() -> Tensor:
-        adamw(
-            cast, grads, m, v, scalars, master=master, beta1=0.9, beta2=0.95, eps=1e-8, weight_decay=0.1,
-            decay_ranges=[(0, n // 2)],
-        )  # fmt: skip
+        flat = FlatAdamW(cast, grads, m, v, master)
+        adamw(flat, scalars, beta1=0.9, beta2=0.95, eps=1e-8, weight_decay=0.1, decay_ranges=[(0, n // 2)])
         return squared_norm(grads, [(0, n)])
 
     update()
@@ -159,7 +157,8 @@ def test_more_than_two_to_the_31_parameters() -> None:
     n = 2**31 + 4096
     master, grads, m, v = (torch.full((n,), value, device="cuda") for value in (1.0, 1.0, 0.0, 0.0))
     scalars = torch.tensor([1e-3, 1.0, 10.0, 20.0, 0.0], device="cuda")
-    adamw(master, grads, m, v, scalars, beta1=0.9, beta2=0.95, eps=1e-8, weight_decay=0.0, decay_ranges=[])
+    flat = FlatAdamW(master, grads, m, v)
+    adamw(flat, scalars, beta1=0.9, beta2=0.95, eps=1e-8, weight_decay=0.0, decay_ranges=[])
     assert float(master[-1]) == pytest.approx(0.999, rel=1e-5)
     assert float(squared_norm(grads, [(0, n)])) == n
 

@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 
-import megalite.kernels  # noqa: F401  registers the operators
+import megalite.kernels.adamw
+import megalite.kernels.squared_norm  # noqa: F401  importing registers the operators
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,11 @@ def _normal(*shape: int) -> torch.Tensor:
 
 def _ids(*shape: int) -> torch.Tensor:
     return torch.zeros(shape, dtype=torch.int64, device="cuda" if torch.cuda.is_available() else "cpu")
+
+
+def _adamw(master: torch.Tensor | None = None, remainder: torch.Tensor | None = None) -> tuple[Any, ...]:
+    state = [_normal(32).square() for _ in range(3)]
+    return (_normal(32).bfloat16(), master, remainder, *state, _normal(5), 0.9, 0.9, 1e-8, 0.1, [3, 20])
 
 
 CASES = (
@@ -47,6 +53,9 @@ CASES = (
         "cross_entropy_backward_",
         lambda: (_normal(3), _normal(3, 32), _ids(3), _normal(2, 3), 0, 30, -100, 0.1, 1e-3),
     ),
+    Case("squared_norm", lambda: (_normal(32), [3, 20])),
+    Case("adamw", lambda: _adamw(master=_normal(32))),
+    Case("adamw", lambda: _adamw(remainder=_ids(32).short())),
 )
 
 

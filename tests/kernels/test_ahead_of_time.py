@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -19,6 +20,7 @@ from megalite.kernels import (
     rope_triton,
     swiglu_triton,
 )
+from megalite.kernels.adamw import FlatAdamW
 from tests.kernels.ahead_of_time import (
     REGISTERS,
     SHARED_LIMIT,
@@ -130,17 +132,33 @@ def every_case() -> list[Case]:
 
 
 def flat_cases() -> Iterator[Case]:
-    for elements in (2**27, 2**31 + 2**20):
-        state = [meta(elements, dtype=FP32) for _ in range(4)]
-        scalars = meta(5, dtype=FP32)
-        for weights in (meta(elements), None):
-            launched: Callable[..., object] = flat_triton.adamw
-            master, grads, m, v = state
-            step = partial(launched, master, weights, grads, m, v, scalars, 0.9, 0.95, 1e-8, 0.1, [(0, 4096)])
-            # Five scalars, two places of the border table and the border itself.
-            yield Case(f"adamw {elements} {'fp32' if weights is None else 'bf16'} weights", step, 8)
-        norm = partial(flat_triton.squared_norm, master, [(0, 4096)])
-        yield Case(f"squared_norm {elements}", norm, 4, double_precision=True)
+    forms: list[tuple[Any, ...]] = [(FP32, None, FP32, FP32, FP32), (BF16, FP32, FP32, FP32, FP32)]
+    forms += [(torch.float16, FP32, FP32, BF16, BF16), (FP32, None, FP32, BF16, BF16)]
+    forms += [(BF16, FP32, *rest) for rest in itertools.product((FP32, BF16), repeat=3) if BF16 in rest]
+    forms += [(BF16, torch.int16, *rest) for rest in itertools.product((FP32, BF16), repeat=3)]
+    for form in forms:
+        elements = 2**27
+        yield Case(f"adamw {' '.join(map(str, form))}", adamw(elements, *form), ADAMW_SCALARS)
+    elements = 2**31 + 2**20
+    for form in forms[:2]:
+        yield Case(f"adamw {elements} {form[0]} weights", adamw(elements, *form), ADAMW_SCALARS)
+    for elements, dtype in ((2**27, FP32), (2**27, BF16), (2**31 + 2**20, FP32)):
+        norm = partial(flat_triton.squared_norm, meta(elements, dtype=dtype), [(0, 4096)])
+        yield Case(f"squared_norm {elements} {dtype}", norm, 4, double_precision=True)
+
+
+ADAMW_SCALARS = 8  # five scalars, two places of the border table and the border itself
+
+
+def adamw(
+    elements: int, weights: torch.dtype, beside: torch.dtype | None, *state: torch.dtype
+) -> Callable[[], object]:
+    """`beside`: fp32 for a master, int16 for a remainder; `state`: dtypes of gradient and moments."""
+    flat_weights, grads, exp_avg, exp_avg_sq = (meta(elements, dtype=dtype) for dtype in (weights, *state))
+    other = None if beside is None else meta(elements, dtype=beside)
+    master, remainder = (None, other) if beside == torch.int16 else (other, None)
+    flat = FlatAdamW(flat_weights, grads, exp_avg, exp_avg_sq, master, remainder)
+    return partial(flat_triton.adamw, flat, meta(5, dtype=FP32), 0.9, 0.95, 1e-8, 0.1, [(0, 4096)])
 
 
 @pytest.fixture(scope="module")

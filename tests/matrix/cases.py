@@ -123,6 +123,7 @@ class Options:
     overlap_param_gather: bool = False
     recompute: str = ""
     offloaded_layers: int = 0
+    offload_fraction: float | None = None
 
 
 SCHEDULES = ("1f1b", "interleaved", "zb-h1", "zbv", "gpipe")
@@ -175,6 +176,7 @@ def options(layout: Layout) -> dict[str, Options]:
             overlap_param_gather=zero_stage in (1, 2) and place % 3 > 0,
             recompute=RECOMPUTE[(len(MODELS) * LAYOUTS.index(layout) + place - turn) % len(RECOMPUTE)],
             offloaded_layers=int((own + place // 2) % 4 == 0),
+            offload_fraction=(None, 1.0, 0.4)[(own // 2) % 3],
         )
     return chosen
 
@@ -208,6 +210,8 @@ def make_config(
             adam_beta1=RECIPE.adam_beta1,
             adam_beta2=RECIPE.adam_beta2,
             adam_eps=RECIPE.adam_eps,
+            optimizer_cpu_offload=options.offload_fraction is not None,
+            optimizer_offload_fraction=1.0 if options.offload_fraction is None else options.offload_fraction,
         ),
         loss=LossConfig(
             label_smoothing=loss.label_smoothing,

@@ -146,6 +146,20 @@ def test_each_variant_is_trained_with_every_loss_and_head(variant: str) -> None:
     assert schedules & {"zb-h1", "zbv"}
 
 
+@pytest.mark.parametrize("variant", MODELS)
+def test_each_variant_is_trained_with_its_state_on_the_device_the_host_and_both(variant: str) -> None:
+    runs = [(layout, cases.options(layout)[variant]) for layout in LAYOUTS]
+    places = {None, 1.0, 0.4}
+    assert {one.offload_fraction for _, one in runs} == places
+    assert {one.offload_fraction for layout, one in runs if layout.data > 1} == places
+
+
+def test_every_stage_of_sharding_meets_every_place_of_the_state() -> None:
+    chosen = [one for layout in LAYOUTS for one in cases.options(layout).values()]
+    met = {(one.zero_stage, one.offload_fraction) for one in chosen}
+    assert met == set(itertools.product(range(4), (None, 1.0, 0.4)))
+
+
 def test_the_batches_are_uneven() -> None:
     for step in range(cases.STEPS):
         valid = global_batch(step).loss_mask.sum(dim=1)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import gc
+from dataclasses import replace
 
 import pytest
 import torch
 
-from megalite.config import Config
+from megalite.config import Config, PrecisionConfig
 from megalite.optim.memory import bytes_per_parameter
 from megalite.parallel.topology import build_topology
 from megalite.training.step import Trainer
@@ -33,10 +34,22 @@ def held_after_steps(layout: Layout, config: Config) -> tuple[int, int]:
         trainer.train_step(microbatches(step, layout, topology.dp.rank, config.batch.micro_batch_size), 1e-2)
     trainer.buckets.wait_for_weights()
     counted = living_bytes() - before
-    return counted, bytes_per_parameter(trainer.dtype).held(trainer.buckets.held_elements)
+    return counted, bytes_per_parameter(trainer.config.precision).held(trainer.buckets.held_elements)
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+FORMS = {
+    "bfloat16": PrecisionConfig(params_dtype="bfloat16"),
+    "float32": PrecisionConfig(params_dtype="float32"),
+    "narrow": PrecisionConfig(
+        params_dtype="bfloat16",
+        use_precision_aware_optimizer=True,
+        main_grads_dtype="bf16",
+        exp_avg_sq_dtype="bf16",
+    ),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize(
     ("layout", "stage"),
     [
@@ -48,9 +61,9 @@ def held_after_steps(layout: Layout, config: Config) -> tuple[int, int]:
     ],
 )
 def test_held_bytes_are_those_of_the_formula(
-    pool: WorkerPool, layout: Layout, stage: int, dtype: str
+    pool: WorkerPool, layout: Layout, stage: int, form: str
 ) -> None:
     options = Options(2, ddp_bucket_size=5000, zero_stage=stage, overlap_grad_reduce=stage > 1)
-    config = cases.make_config(GPT2, layout, options, dtype)
+    config = replace(cases.make_config(GPT2, layout, options), precision=FORMS[form])
     for counted, formula in pool.run(layout.ranks, held_after_steps, layout, config):
         assert counted == formula

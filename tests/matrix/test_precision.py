@@ -13,12 +13,15 @@ from tests.matrix.job import Outcomes, outcomes
 from tests.pool import WorkerPool
 
 LAYOUT = Layout(2, 2, 2)
+AWARE = PrecisionConfig(params_dtype="bfloat16", use_precision_aware_optimizer=True)
 STEPS = 12
 
 
-def make_config(precision: PrecisionConfig) -> Config:
-    options = Options(2, sequence_parallel=True, overlap_grad_reduce=True)
-    return replace(cases.make_config(LLAMA, LAYOUT, options), precision=precision)
+def make_config(
+    precision: PrecisionConfig, layout: Layout = LAYOUT, offload_fraction: float | None = None
+) -> Config:
+    options = Options(2, layout.tensor > 1, overlap_grad_reduce=True, offload_fraction=offload_fraction)
+    return replace(cases.make_config(LLAMA, layout, options), precision=precision)
 
 
 def loss_of(ranks: list[list[Outcomes]], number: int) -> list[float]:
@@ -32,12 +35,28 @@ def test_half_precision_follows_single_precision(pool: WorkerPool) -> None:
         make_config(PrecisionConfig(params_dtype="float32")),
         make_config(PrecisionConfig(params_dtype="bfloat16")),
         make_config(PrecisionConfig(params_dtype="float16", initial_loss_scale=2.0**8)),
+        make_config(replace(AWARE, main_grads_dtype="bf16", exp_avg_dtype="bf16", exp_avg_sq_dtype="bf16")),
     ]
     ranks = pool.run(LAYOUT.ranks, outcomes, LAYOUT, configs, STEPS)
     exact = loss_of(ranks, 0)
     assert exact[-1] < exact[0] - 0.1
     assert loss_of(ranks, 1) == pytest.approx(exact, abs=0.02)
     assert loss_of(ranks, 2) == pytest.approx(exact, abs=0.02)
+    assert loss_of(ranks, 3) == pytest.approx(exact, abs=0.02)
+
+
+@pytest.mark.parametrize("layout", [Layout(1, 2, 1), Layout(2, 1, 2)], ids=str)
+def test_remainders_and_offloading_change_no_bit_of_a_bf16_run(pool: WorkerPool, layout: Layout) -> None:
+    """The loss of every step, the last of which depends on all weights after the step before."""
+    configs = [
+        make_config(PrecisionConfig(params_dtype="bfloat16"), layout),
+        make_config(AWARE, layout),
+        make_config(AWARE, layout, offload_fraction=0.4),
+    ]
+    for separate, joined, offloaded in pool.run(layout.ranks, outcomes, layout, configs, STEPS):
+        assert all(separate.moved)
+        assert joined == separate
+        assert offloaded == separate
 
 
 def test_overflow_is_skipped_on_all_ranks_alike(pool: WorkerPool) -> None:

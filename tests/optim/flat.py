@@ -23,6 +23,7 @@ def make_buckets(
     shapes: Sequence[tuple[int, ...]] = SHAPES,
     counted: Sequence[bool] | None = None,
     device: torch.device = CPU,
+    main_grads: torch.dtype | None = None,
 ) -> GradientBuckets:
     """Random parameters, matrices decayed, in buckets of some 500 elements, with random main gradients."""
     generator = torch.Generator().manual_seed(3)
@@ -33,7 +34,7 @@ def make_buckets(
         is_counted = counted is None or counted[index]
         param._record = ParamRecord(f"p{index}", shape, counted=is_counted, decay=len(shape) > 1)  # type: ignore[attr-defined]
         params.append(param)
-    buckets = GradientBuckets(params, build_topology(1, 1, device), BucketOptions(500))
+    buckets = GradientBuckets(params, build_topology(1, 1, device), BucketOptions(500, main_grads=main_grads))
     draw_gradients(buckets, 4)
     return buckets
 

@@ -12,7 +12,7 @@ from megalite.optim import clip_coefficient, gradient_norm
 from megalite.optim.gradient_norm import merged_ranges
 from megalite.parallel.buckets import main_grad
 from megalite.parallel.topology import Axis
-from tests.optim.flat import draw_gradients, make_buckets
+from tests.optim.flat import CPU, draw_gradients, make_buckets
 from tests.pool import WorkerPool
 
 ALONE = Axis("model")
@@ -22,7 +22,7 @@ def test_norm_of_hand_made_gradients() -> None:
     buckets = make_buckets(torch.float32, shapes=((2,), (1, 2)))
     for param, values in zip(buckets.parameters, ([3.0, 0.0], [0.0, 4.0]), strict=True):
         main_grad(param).copy_(torch.tensor(values).view(param.shape))
-    assert gradient_norm(buckets.buckets, ALONE).item() == 5.0
+    assert gradient_norm(buckets.buckets, ALONE, CPU).item() == 5.0
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -31,7 +31,7 @@ def test_only_counted_parameters_count(dtype: torch.dtype) -> None:
     buckets = make_buckets(dtype, counted=counted)
     grads = [main_grad(param).double() for param in reversed(buckets.parameters)]
     expected = math.sqrt(sum(float((g**2).sum()) for g, counts in zip(grads, counted, strict=True) if counts))
-    assert gradient_norm(buckets.buckets, ALONE).item() == pytest.approx(expected, rel=1e-13)
+    assert gradient_norm(buckets.buckets, ALONE, CPU).item() == pytest.approx(expected, rel=1e-13)
 
 
 def test_ranges_merge_over_padding_but_not_over_other_parameters() -> None:
@@ -46,7 +46,7 @@ def test_ranges_merge_over_padding_but_not_over_other_parameters() -> None:
 def test_squares_beyond_fp32_are_no_overflow() -> None:
     buckets = make_buckets(torch.float32, shapes=((2,),))
     main_grad(buckets.parameters[0]).copy_(torch.tensor([3e30, 4e30]))
-    assert gradient_norm(buckets.buckets, ALONE).item() == pytest.approx(5e30, rel=1e-6)
+    assert gradient_norm(buckets.buckets, ALONE, CPU).item() == pytest.approx(5e30, rel=1e-6)
 
 
 def _norm_of_a_shared_model(bad_rank: int | None) -> float:
@@ -61,7 +61,8 @@ def _norm_of_a_shared_model(bad_rank: int | None) -> float:
         main_grad(own)[3, 5] = math.inf
     group = dist.new_group(list(range(size)))
     assert isinstance(group, dist.ProcessGroup)
-    return gradient_norm(buckets.buckets, Axis("model", size, rank, group, tuple(range(size)))).item()
+    axis = Axis("model", size, rank, group, tuple(range(size)))
+    return gradient_norm(buckets.buckets, axis, CPU).item()
 
 
 def test_a_replicated_parameter_counts_once(pool: WorkerPool) -> None:

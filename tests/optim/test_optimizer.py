@@ -9,7 +9,8 @@ import torch
 import torch.distributed as dist
 
 from megalite.config import PrecisionConfig
-from megalite.optim import Optimizer, bytes_per_parameter
+from megalite.kernels.remainder import round_to
+from megalite.optim import Optimizer
 from megalite.parallel.buckets import GradientBuckets, main_grad
 from megalite.parallel.params import record_of
 from megalite.parallel.topology import Axis
@@ -102,7 +103,7 @@ def test_low_precision_weights_are_the_rounded_master(dtype: torch.dtype) -> Non
         optimizer.step(1e-4)
     for param in buckets.parameters:
         assert master[param].dtype == torch.float32
-        assert torch.equal(param.data, master[param].to(dtype))
+        assert torch.equal(param.data, round_to(master[param], dtype))
         assert (param != start[param]).float().mean() > 0.5
 
 
@@ -177,7 +178,7 @@ def _scale_after_overflow_on_rank(bad_rank: int) -> tuple[float, bool]:
     assert isinstance(group, dist.ProcessGroup)
     buckets = make_buckets(torch.float16)
     optimizer = make_optimizer(buckets, hysteresis=1)
-    optimizer.model = Axis("model", size, rank, group, tuple(range(size)))
+    optimizer.norm_axis = Axis("model", size, rank, group, tuple(range(size)))
     before = _memory(buckets, optimizer)
     if rank == bad_rank:
         main_grad(buckets.parameters[0]).view(-1)[0] = math.inf
@@ -228,31 +229,6 @@ def test_state_blocks_have_the_elements_of_their_parameter(dtype: torch.dtype) -
         block.values.shape == (block.param.numel(),) and block.values.dtype == main_grad(block.param).dtype
         for block in blocks
     )
-
-
-def test_weights_loaded_from_elsewhere_become_the_master() -> None:
-    buckets = make_buckets(torch.bfloat16)
-    optimizer = make_optimizer(buckets)
-    for bucket in buckets.buckets:
-        bucket.weights.mul_(3)
-    loaded = [bucket.weights.clone() for bucket in buckets.buckets]
-    optimizer.copy_weights_to_master()
-    optimizer.step(0.0)
-    assert _equal([bucket.weights for bucket in buckets.buckets], loaded)
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_bytes_per_parameter_are_those_allocated(dtype: torch.dtype) -> None:
-    buckets = make_buckets(dtype, shapes=((128, 3),))
-    state = [block.values.nbytes for block in make_optimizer(buckets).state_blocks()]
-    (bucket,) = buckets.buckets
-    size = bytes_per_parameter(dtype)
-    assert (bucket.weights.nbytes, bucket.grads.nbytes, sum(state)) == (
-        384 * size.weights,
-        384 * size.main_grads,
-        384 * size.optimizer,
-    )
-    assert size.total == {torch.float32: 16, torch.float64: 32, torch.bfloat16: 18, torch.float16: 18}[dtype]
 
 
 def test_padding_stays_zero() -> None:

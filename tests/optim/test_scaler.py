@@ -43,6 +43,17 @@ def test_scale_after_each_step(steps: str, expected: list[float]) -> None:
     assert _scales(_dynamic(), steps) == expected
 
 
+def test_the_scale_stays_a_number() -> None:
+    """2^127 is the last power of two in fp32; doubled it would be infinite, and so every later gradient."""
+    assert _scales(_dynamic(2.0**126, window=1), "...x") == [2.0**127] * 4
+    assert _scales(_dynamic(2.0**126, window=1, hysteresis=1), "..x.") == [
+        2.0**127,
+        2.0**127,
+        2.0**126,
+        2.0**127,
+    ]
+
+
 class _HostScaler:
     """Megatron-LM's dynamic scaler, transcribed with host numbers."""
 

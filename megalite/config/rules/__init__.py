@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from megalite.config.errors import ConfigError
-from megalite.config.rules import activations, files, layout, model, schedule, sharding
+from megalite.config.rules import activations, files, layout, model, optimizer, schedule, sharding
 from megalite.config.rules.advice import warnings
 from megalite.config.rules.rule import Candidate
 from megalite.config.schema.fields import flag_name
@@ -18,6 +18,7 @@ ALL_RULES = (
     *schedule.RULES,
     *sharding.RULES,
     *activations.RULES,
+    *optimizer.RULES,
     *files.RULES,
 )
 

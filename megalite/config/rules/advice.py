@@ -36,6 +36,18 @@ def warnings(c: Candidate) -> Iterator[str]:
             config.loss.cross_entropy_fusion_impl != "linear",
             "--cross-entropy-fusion-impl linear",
         ),
+        (
+            ("optimizer_offload_fraction",),
+            not config.optimizer.optimizer_cpu_offload,
+            "--optimizer-cpu-offload",
+        ),
+        (
+            ("store_param_remainders",),
+            not (
+                config.precision.use_precision_aware_optimizer and config.precision.params_dtype == "bfloat16"
+            ),
+            "--use-precision-aware-optimizer and --bf16",
+        ),
         (("no_save_optim", "save_interval"), config.checkpoint.save is None, "--save"),
         (("eval_interval",), config.evaluation.eval_iters == 0, "--eval-iters"),
     ]
@@ -43,6 +55,12 @@ def warnings(c: Candidate) -> Iterator[str]:
         given = [flag_name(name) for name in names if name in c.given]
         if without and given:
             yield f"{', '.join(given)} has no effect without {needed}"
+    slowest = 1 - 2.0**-8  # a slower change of a bf16 number is rounded away
+    if config.precision.exp_avg_sq_dtype == "bf16" and config.optimizer.adam_beta2 > slowest:
+        yield (
+            f"--exp-avg-sq-dtype bf16 with --adam-beta2 {config.optimizer.adam_beta2:g}: the second moment "
+            "hardly changes, as bf16 rounds changes below 1/256 away; 0.95 is usual"
+        )
     rest = (batch.train_samples or 0) % batch.global_batch_size
     if rest:
         yield f"the last {rest} of {batch.train_samples} samples fill no global batch and are not trained on"

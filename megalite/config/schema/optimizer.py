@@ -84,3 +84,21 @@ class OptimizerConfig:
     adam_eps: float = setting(
         1e-8, "Added to the root of the second moment. 1e-8.", above=0, maximum=FP32_LARGEST
     )
+    optimizer_impl: str = setting(
+        "auto",
+        "What computes the update. auto: megalite's own kernel, Triton on a GPU, C++ on a CPU. torch: plain "
+        "torch operators, slow. apex: the fused Adam of NVIDIA's apex, GPUs only, to compare with.",
+        choices=("auto", "torch", "apex"),
+    )
+    optimizer_cpu_offload: bool = setting(
+        False,
+        "Keep master weights and moments in host memory and update them there, by the C++ AdamW, in pieces "
+        "that overlap with the copies. Saves up to 12 bytes a parameter on the GPU; the update becomes as "
+        "fast as the host's memory.",
+    )
+    optimizer_offload_fraction: float = setting(
+        1.0,
+        "Share of the parameters whose optimizer state --optimizer-cpu-offload moves.",
+        minimum=0,
+        maximum=1,
+    )

@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from megalite.kernels.adamw import adamw, adamw_reference
+from megalite.kernels.adamw import FlatAdamW, adamw, adamw_reference
+from megalite.kernels.remainder import join, round_to, split
 from megalite.kernels.squared_norm import squared_norm
 from tests.kernels.triton_cases.exactness import DEVICE, random
 
@@ -26,12 +27,16 @@ def step(
     ranges: Sequence[tuple[int, int]] = (),
 ) -> None:
     """One AdamW step in Triton; `weights` None where they are the master."""
+    flat = FlatAdamW(master, grad, *state) if weights is None else FlatAdamW(weights, grad, *state, master)
+    update(flat, values, decay, ranges)
+
+
+def update(
+    flat: FlatAdamW, values: Tensor, decay: float = 0.0, ranges: Sequence[tuple[int, int]] = ()
+) -> None:
     adamw(
-        master if weights is None else weights,
-        grad,
-        *state,
+        flat,
         values,
-        master=None if weights is None else master,
         beta1=BETA1,
         beta2=BETA2,
         eps=EPS,
@@ -78,7 +83,58 @@ def test_three_steps(dtype: torch.dtype, length: int, ranges: list[tuple[int, in
     for got, expected in zip((master, m, v), exact, strict=True):
         torch.testing.assert_close(got.double(), expected, rtol=2e-6, atol=1e-6)
     if weights is not None:
-        assert torch.equal(weights, master.to(dtype))
+        assert torch.equal(weights, round_to(master, dtype))
+
+
+@pytest.mark.parametrize("exp_avg", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("exp_avg_sq", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("grads", [torch.float32, torch.bfloat16])
+def test_narrow_moments_are_those_of_the_formula_rounded_to_nearest_even(
+    exp_avg: torch.dtype, exp_avg_sq: torch.dtype, grads: torch.dtype
+) -> None:
+    """Rounding the master's own fp32 results could differ by one unit where fp32 lies close to a tie."""
+    master, grad = random(3000), random(3000, seed=1).to(grads)
+    m, v = random(3000, seed=2).to(exp_avg), random(3000, seed=3).square().to(exp_avg_sq)
+    settings = (scalars().double(), BETA1, BETA2, EPS, 0.0)
+    exact = adamw_reference(master.double(), m.double(), v.double(), grad.double(), *settings)
+    step(master, None, grad, (m, v), scalars())
+    for got, expected in zip((master, m, v), exact, strict=True):
+        if got.dtype == torch.bfloat16:
+            assert got.sub(expected.bfloat16()).ne(0).float().mean() < 1e-2
+        tolerance = 2.0**-8 if got.dtype == torch.bfloat16 else 2e-6
+        torch.testing.assert_close(got.double(), expected, rtol=tolerance, atol=1e-6)
+
+
+@pytest.mark.parametrize("moments", [torch.float32, torch.bfloat16])
+def test_remainder_and_master_forms_are_the_same_bits(moments: torch.dtype) -> None:
+    master = random(4001)
+    master[:2000] = (master[:2000].view(torch.int32) & -0x10000 | 0x8000).view(torch.float32)  # ties
+    parts = split(master)
+    state = [(random(4001, seed=1).to(moments), random(4001, seed=2).square().to(moments)) for _ in range(2)]
+    grad = random(4001, seed=3)
+    separate = FlatAdamW(round_to(master, torch.bfloat16), grad, *state[0], master)
+    joined = FlatAdamW(parts[0], grad, *state[1], remainder=parts[1])
+    assert joined.remainder is not None
+    for lr in (0.0, 1e-3, 1e-2):
+        for flat in (separate, joined):
+            update(flat, scalars((lr, *FIRST_STEP[1:])), 0.1, [(0, 1000)])
+        both = join(joined.weights, joined.remainder)
+        assert torch.equal(both.view(torch.int32), master.view(torch.int32))
+        for name in ("weights", "exp_avg", "exp_avg_sq"):
+            assert torch.equal(getattr(separate, name), getattr(joined, name))
+
+
+@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")  # of NumPy, which the interpreter runs on
+@pytest.mark.parametrize("remainder", [False, True])
+def test_a_master_that_is_no_number_gives_a_weight_that_is_none(remainder: bool) -> None:
+    nans = torch.tensor([0x7FFFFFFF, 0x7FC00000, 0x7F800001, -1, -0x400000], dtype=torch.int32, device=DEVICE)
+    master = nans.view(torch.float32).repeat(7)
+    zeros = [torch.zeros_like(master) for _ in range(3)]
+    weights, rest = split(master)
+    kinds = {"remainder": rest} if remainder else {"master": master}
+    flat = FlatAdamW(weights.zero_() if not remainder else weights, *zeros, **kinds)
+    update(flat, scalars())
+    assert flat.weights.isnan().all()
 
 
 def test_a_skipped_step_changes_nothing() -> None:
@@ -103,8 +159,9 @@ def test_updates_below_the_weights_precision_add_up_in_the_master() -> None:
 
 @pytest.mark.parametrize("length", [1, 8192, 20001])
 @pytest.mark.parametrize("whole", [True, False])
-def test_squared_norm(length: int, whole: bool) -> None:
-    values = random(length)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_squared_norm(dtype: torch.dtype, length: int, whole: bool) -> None:
+    values = random(length).to(dtype)
     ranges = [(0, length)] if whole else [(length // 3, length // 2), (length // 2, length - 1)]
     expected = sum(float(values[a:b].double().square().sum()) for a, b in ranges if b > a)
     got = squared_norm(values, [pair for pair in ranges if pair[1] > pair[0]], "triton")
