@@ -12,7 +12,6 @@ from megalite.config.errors import ConfigError, shown
 
 # Parts that megalite will have and this version has not. The advice says what to do without.
 NOT_YET = {
-    "--grad-reduce-in-bf16": "use --use-precision-aware-optimizer --main-grads-dtype bf16",
     "--rotary-seq-len-interpolation-factor": (
         "use --use-rope-scaling, --position-embedding-type yarn or a larger --rotary-base"
     ),
@@ -50,6 +49,8 @@ ABSENT = {
         "checkpoints"
     ),
     "--use-checkpoint-args": "give --config with the config.yaml that lies beside the checkpoints",
+    "--grad-reduce-in-bf16": "use --use-precision-aware-optimizer --main-grads-dtype bf16",
+    "--offload-optimizer-states": "use --optimizer-cpu-offload, which keeps them in host memory",
     "--fp16-lm-cross-entropy": "the loss is always computed in fp32",
     "--fp8-format": "use --bf16",
     "--ddp-num-buckets": "use --ddp-bucket-size",
@@ -100,6 +101,9 @@ WITHOUT_EFFECT = {
     "--use-mcore-models --transformer-impl": "there is one model",
     "--use-flash-attn --attention-backend --apply-query-key-layer-scaling": (
         "attention is always torch's fused one"
+    ),
+    "--use-torch-optimizer-for-cpu-offload --no-pin-cpu-grads --no-pin-cpu-params": (
+        "the host's updates are computed by megalite's C++, what is copied is pinned"
     ),
     "--use-cpu-initialization": "initial weights are the same on every device",
     "--use-dist-ckpt --dist-ckpt-format --ckpt-fully-parallel-save --no-ckpt-fully-parallel-save "
