@@ -126,7 +126,7 @@ def test_flags_without_effect_give_one_warning(capsys: pytest.CaptureFixture[str
             "--optimizer-offload-fraction has no effect without --optimizer-cpu-offload",
         ),
         (
-            "--store-param-remainders",
+            "--no-store-param-remainders",
             "--store-param-remainders has no effect without --use-precision-aware-optimizer and --bf16",
         ),
         (
