@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 
@@ -141,6 +142,36 @@ def test_a_setting_that_changes_nothing_is_a_warning(
 ) -> None:
     parse_or_exit(minimal(flags), 1, rank=0)
     assert warning in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("flags", "ranks", "warning"),
+    [
+        (
+            "--hidden-size 60 --ffn-hidden-size 64",
+            1,
+            "--hidden-size 60 makes rows of 60 on a rank, no multiple of 16: .* nearest: 48 or 64",
+        ),
+        (
+            "--ffn-hidden-size 176 --tensor-model-parallel-size 2",
+            2,
+            "--ffn-hidden-size 176 makes rows of 88 on a rank.* nearest: 160 or 192",
+        ),
+        (
+            "--make-vocab-size-divisible-by 25",
+            1,
+            "--make-vocab-size-divisible-by 25 makes rows of 100 on a rank.* nearest: 16 or 32",
+        ),
+    ],
+)
+def test_rows_that_a_gpu_reads_slowly_are_a_warning(
+    flags: str, ranks: int, warning: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    parse_or_exit(minimal(flags), ranks, rank=0)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert re.search(warning, line)
+    parse_or_exit(minimal(f"{flags} --params-dtype float64"), ranks, rank=0)
+    assert capsys.readouterr().err == ""
 
 
 @pytest.mark.parametrize("dtype", ["--bf16", "--fp16", "--params-dtype float32"])

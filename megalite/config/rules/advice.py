@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from megalite.config.rules.rule import Candidate
+from megalite.config.derived import padded_vocab_size
+from megalite.config.rules.rule import Candidate, multiples_around
 from megalite.config.schema.fields import flag_name
 
 ROTARY = ("rotary_base", "rotary_percent", "rotary_interleaved")
@@ -16,6 +17,8 @@ YARN = (
 )
 DYNAMIC_SCALE = ("initial_loss_scale", "min_loss_scale", "loss_scale_window", "hysteresis")
 WSD = ("lr_wsd_decay_style", "lr_wsd_decay_iters", "lr_wsd_decay_samples")
+
+ROW_MULTIPLE = 16  # elements: what Triton must know of a row's length to read 16 bytes a thread
 
 
 def warnings(c: Candidate) -> Iterator[str]:
@@ -61,6 +64,7 @@ def warnings(c: Candidate) -> Iterator[str]:
             f"--exp-avg-sq-dtype bf16 with --adam-beta2 {config.optimizer.adam_beta2:g}: the second moment "
             "hardly changes, as bf16 rounds changes below 1/256 away; 0.95 is usual"
         )
+    yield from _unaligned(c)
     rest = (batch.train_samples or 0) % batch.global_batch_size
     if rest:
         yield f"the last {rest} of {batch.train_samples} samples fill no global batch and are not trained on"
@@ -70,3 +74,25 @@ def warnings(c: Candidate) -> Iterator[str]:
             f"{microbatches} micro-batches a step keep {c.pp} pipeline stages idle most of the time; "
             "raise --global-batch-size"
         )
+
+
+def _unaligned(c: Candidate) -> Iterator[str]:
+    """Row lengths that no kernel can read 16 bytes a thread at a time."""
+    model = c.config.model
+    if c.config.precision.params_dtype == "float64":
+        return
+    vocabulary = padded_vocab_size(model.vocab_size, model.make_vocab_size_divisible_by, c.tp)
+    rows = {
+        "hidden_size": (model.hidden_size, 1),
+        "ffn_hidden_size": (model.ffn_hidden_size, c.tp),
+        "make_vocab_size_divisible_by": (vocabulary, c.tp),
+    }
+    for name, (length, parts) in rows.items():
+        if length // parts % ROW_MULTIPLE:
+            value = getattr(model, name)
+            nearest = multiples_around(value, ROW_MULTIPLE * (1 if name.startswith("make") else parts))
+            yield (
+                f"{flag_name(name)} {value} makes rows of {length // parts} on a rank, no multiple of "
+                f"{ROW_MULTIPLE}: kernels of a GPU read them element by element, several times slower; "
+                f"nearest: {nearest}"
+            )
