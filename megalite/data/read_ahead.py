@@ -7,6 +7,9 @@ handed over between processes. Processes are for storage so slow that one reader
 from __future__ import annotations
 
 import multiprocessing
+import multiprocessing.connection
+import multiprocessing.process
+import multiprocessing.util
 import queue
 import signal
 import threading
@@ -24,6 +27,7 @@ from megalite.data.errors import DataError
 from megalite.data.host_batches import HostBatches, pin_batches, read_batches
 
 STEPS_AHEAD = 2
+STOP_SIGNALS = {signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2}
 
 
 class Steps(Sequence[np.ndarray]):
@@ -121,32 +125,40 @@ class ProcessReader:
             batch_size=None,
             num_workers=workers,
             collate_fn=_as_it_is,
-            worker_init_fn=_leave_signals_to_the_run,
             prefetch_factor=STEPS_AHEAD,
             multiprocessing_context="fork",
             generator=torch.Generator(),  # or it would draw from the global one
         )
-        # torch would raise the death of a worker wherever the main thread is just then; here it is told when
-        # the next step is asked for.
-        others, handler = multiprocessing.active_children(), signal.getsignal(signal.SIGCHLD)
-        self._items: Iterator[HostBatches | DataError] | None = iter(loader)
+        others, on_child = multiprocessing.active_children(), signal.getsignal(signal.SIGCHLD)
+        # A signal to the whole group asks the run to stop, and it ends its workers itself.
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+        try:
+            self._items: Iterator[HostBatches | DataError] | None = iter(loader)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         if threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGCHLD, handler)
+            # torch would raise the death of a worker wherever this thread is just then; here it is told when
+            # the next step is asked for.
+            signal.signal(signal.SIGCHLD, on_child)
         self._workers = [each for each in multiprocessing.active_children() if each not in others]
+        # Also when nobody closes this: at its exit Python waits for processes that SIGTERM does not end.
+        self._kill = multiprocessing.util.Finalize(self, _kill, (self._workers,), exitpriority=0)
 
     def __next__(self) -> HostBatches:
         if self._items is None:
             raise StopIteration
         try:
             item = next(self._items)
-        except RuntimeError as error:  # what torch raises when a worker died
-            raise DataError(f"--num-workers: a process that reads data {self._end() or error}") from error
+        # What torch raises when a worker died, or when the tensors that it has announced are gone with it.
+        except (RuntimeError, OSError, EOFError) as error:
+            raise DataError(f"--num-workers: a process that reads data {self._end() or error}") from None
         if isinstance(item, DataError):
             raise item
         return pin_batches(item)
 
     def _end(self) -> str | None:
-        """How a worker ended."""
+        """How a worker ended, as far as can be told within a second."""
+        multiprocessing.connection.wait([worker.sentinel for worker in self._workers], timeout=1)
         codes = [worker.exitcode for worker in self._workers if worker.exitcode]
         if not codes:
             return None
@@ -154,7 +166,16 @@ class ProcessReader:
 
     def close(self) -> None:
         """End the processes."""
-        self._items = None  # torch ends them when the iterator goes
+        self._kill()
+        self._items = None
+
+
+def _kill(workers: Sequence[multiprocessing.process.BaseProcess]) -> None:
+    """End processes that hold nothing but what they have read."""
+    for worker in workers:
+        worker.kill()
+    for worker in workers:
+        worker.join()
 
 
 class _StepDataset(TorchDataset[object]):
@@ -175,9 +196,3 @@ class _StepDataset(TorchDataset[object]):
 
 def _as_it_is(item: HostBatches | DataError) -> HostBatches | DataError:
     return item
-
-
-def _leave_signals_to_the_run(_: int) -> None:
-    """A signal to the whole group asks the run to stop, and it ends its workers itself."""
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
-        signal.signal(number, signal.SIG_IGN)

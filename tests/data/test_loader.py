@@ -7,6 +7,8 @@ import multiprocessing
 import os
 import re
 import signal
+import subprocess
+import sys
 import threading
 from dataclasses import fields
 from pathlib import Path
@@ -279,9 +281,20 @@ def test_worker_processes_end_with_the_loader_and_leave_signals_to_the_run() -> 
             assert child.pid is not None
             os.kill(child.pid, signal.SIGTERM)
         assert len([next(loader) for _ in range(20)]) == 20
-    for child in children:
-        child.join(timeout=30)
-        assert not child.is_alive()
+    assert not any(child.is_alive() for child in children)
+
+
+def test_a_process_ends_though_it_did_not_close_its_loader() -> None:
+    """Its workers must not wait for each other's end."""
+    text = (
+        "import torch; from tests.data.test_loader import *\n"
+        "loader = StepLoader(mock(1000), 1, 1, 0, 1, 0, CPU, workers=2)\n"
+        "print(len(next(loader)))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", text], capture_output=True, text=True, timeout=120, check=True
+    )
+    assert done.stdout == "1\n"
 
 
 def test_mock_tokens_are_a_function_of_the_sample() -> None:
