@@ -1,5 +1,6 @@
 """Settings of a run: typed dataclasses, the command line made from them, and every rule between them."""
 
+from megalite.config.batch_schedule import BatchSchedule, running_batch_schedule
 from megalite.config.blend import Blend, parse_blend, parse_split, read_data_args
 from megalite.config.derived import (
     ScheduleSamples,
@@ -42,6 +43,7 @@ from megalite.config.yaml_file import to_yaml
 __all__ = [
     "ActivationConfig",
     "BatchConfig",
+    "BatchSchedule",
     "Blend",
     "CheckpointConfig",
     "Config",
@@ -69,6 +71,7 @@ __all__ = [
     "pipeline_schedule",
     "read_data_args",
     "replace",
+    "running_batch_schedule",
     "schedule_samples",
     "split_layers",
     "split_sample_counts",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from megalite.config.batch_schedule import batch_schedule
 from megalite.config.schema import BatchConfig, Config, ModelConfig, OptimizerConfig
 
 
@@ -53,10 +54,14 @@ def zero_stage(config: Config) -> int:
 
 
 def train_iterations(config: Config) -> int:
-    """Optimizer steps of the whole run; a rest of `train_samples` below one global batch is left out."""
+    """Optimizer steps of the whole run; a rest of `train_samples` below one global batch is left out.
+
+    Batches are as given, without what --decrease-batch-size-if-needed takes off. Raises ValueError for a
+    batch schedule that cannot be read.
+    """
     batch = config.batch
     if batch.train_samples is not None:
-        return batch.train_samples // batch.global_batch_size
+        return batch_schedule(batch, config.model.seq_length).advance(0, batch.train_samples)[0]
     return batch.train_iters or 0
 
 

@@ -26,6 +26,7 @@ ALTERNATIVES: tuple[tuple[tuple[str, ...], ...], ...] = (
     (("lr_decay_iters",), ("lr_decay_samples",)),
     (("lr_wsd_decay_iters",), ("lr_wsd_decay_samples",)),
     (("pipeline_schedule",), ("pipeline_schedule_csv",)),
+    (("rampup_batch_size",), ("step_batch_size_schedule",)),
 )
 # What a switch that is off leaves without a meaning: switched off in a later layer, it takes these along.
 ONLY_WITH = {"group_query_attention": ("num_query_groups",)}

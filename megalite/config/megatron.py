@@ -15,9 +15,6 @@ NOT_YET = {
     "--rotary-seq-len-interpolation-factor": (
         "use --use-rope-scaling, --position-embedding-type yarn or a larger --rotary-base"
     ),
-    "--step-batch-size-schedule --decrease-batch-size-if-needed": (
-        "give one --global-batch-size that divides"
-    ),
     "--ckpt-step": (
         "the latest complete checkpoint is loaded; write another step's number into "
         "latest_checkpointed_iteration.txt"
@@ -108,7 +105,6 @@ WITHOUT_EFFECT = {
     "--use-cpu-initialization": "initial weights are the same on every device",
     "--use-dist-ckpt --dist-ckpt-format --ckpt-fully-parallel-save --no-ckpt-fully-parallel-save "
     "--ckpt-fully-parallel-load": "there is one checkpoint format",
-    "--rampup-batch-size": "the global batch is constant, as in recent Megatron",
     "--local-rank": "torchrun's environment tells the rank",
     "--no-overlap-p2p-communication --no-align-param-gather": "belongs to interleaved schedules",
     "--ddp-average-in-collective": "gradients are summed, the loss being divided by the global token count",

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from megalite.config.batch_schedule import last_size
 from megalite.config.command_line import CommandLine, parser, read_command_line
 from megalite.config.errors import ConfigError, ConfigErrors, exit_with_errors, nearest
 from megalite.config.layers import Layer, make_layer, merge
@@ -139,6 +140,9 @@ def _fill_in(values: dict[str, Any], unusable: set[str], world_size: int, quiet:
         "pipeline_model_parallel_size",
         "world_size",
     }
+    steps = None if "step_batch_size_schedule" in unusable else values.get("step_batch_size_schedule")
+    if values.get("global_batch_size") is None and steps is not None:
+        values["global_batch_size"] = last_size(steps)
     if values.get("global_batch_size") is None and not batch_reads & unusable:
         ranks = values.get("tensor_model_parallel_size", 1) * values.get("pipeline_model_parallel_size", 1)
         values["global_batch_size"] = values["micro_batch_size"] * max(world_size // ranks, 1)

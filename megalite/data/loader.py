@@ -1,7 +1,7 @@
 """Hands each data-parallel rank its micro-batches, one global batch at a time, read ahead.
 
-Global batch k is samples [k * global, (k + 1) * global) whatever the layout. It is cut into chunks of micro
-* dp samples, of which rank r takes [r * micro, (r + 1) * micro):
+Global batches follow each other in the samples, whatever the layout: the one after n consumed samples is
+[n, n + global), where its size may depend on n. It is cut into chunks of micro * dp samples, of which rank r takes [r * micro, (r + 1) * micro):
 
     global 8, micro 2, dp 2:   step 0: rank 0 gets [0, 1] and [4, 5], rank 1 gets [2, 3] and [6, 7]
 
@@ -17,6 +17,7 @@ import numpy as np
 import torch
 
 from megalite.accelerator import to_device
+from megalite.config.batch_schedule import BatchSchedule
 from megalite.data.batch import Batch
 from megalite.data.build import Dataset
 from megalite.data.errors import DataError
@@ -46,7 +47,7 @@ class StepLoader(Iterator[list[Batch]]):
         self,
         dataset: Dataset,
         micro_batch_size: int,
-        global_batch_size: int,
+        global_batch_size: int | BatchSchedule,
         dp_rank: int,
         dp_size: int,
         consumed_samples: int,
@@ -54,16 +55,23 @@ class StepLoader(Iterator[list[Batch]]):
         vocab_size: int | None = None,
         workers: int = 0,
     ) -> None:
-        """`vocab_size`: of the model; a batch with another id raises DataError. `workers`: processes that
-        read; with 0 a thread of this one does. The samples and their order are the same.
+        """`global_batch_size`: in samples, or as it changes with the samples consumed. `vocab_size`: of the
+        model; a batch with another id raises DataError. `workers`: processes that read; with 0 a thread of
+        this one does. The samples and their order are the same.
 
         Raises DataError when the dataset ends before `consumed_samples`.
         """
-        if global_batch_size % (micro_batch_size * dp_size):
-            raise DataError(
-                f"global batch {global_batch_size} is not a multiple of micro-batch {micro_batch_size} x "
-                f"data parallel {dp_size}"
-            )
+        sizes = (
+            BatchSchedule((0,), (global_batch_size,))
+            if isinstance(global_batch_size, int)
+            else global_batch_size
+        )
+        for size in sizes.sizes:
+            if size % (micro_batch_size * dp_size):
+                raise DataError(
+                    f"global batch {size} is not a multiple of micro-batch {micro_batch_size} x "
+                    f"data parallel {dp_size}"
+                )
         if consumed_samples > len(dataset):
             raise DataError(
                 f"{consumed_samples} samples are already consumed, but the dataset has {len(dataset)}; "
@@ -75,8 +83,12 @@ class StepLoader(Iterator[list[Batch]]):
         seq = dataset.samples.seq_length
         self._positions = torch.arange(seq, device=device).expand(micro_batch_size, seq)
         self._ones = torch.ones((), device=device).expand(micro_batch_size, seq)
-        firsts = range(consumed_samples, len(dataset) - global_batch_size + 1, global_batch_size)
-        steps = Steps(firsts, rank_samples(0, micro_batch_size, global_batch_size, dp_rank, dp_size))
+        steps = Steps(
+            [
+                (firsts, rank_samples(0, micro_batch_size, size, dp_rank, dp_size))
+                for firsts, size in sizes.batches(consumed_samples, len(dataset))
+            ]
+        )
         self._finished = False
         self._reader: Reader = (
             ProcessReader(dataset, steps, vocab_size, workers)

@@ -14,7 +14,9 @@ import queue
 import signal
 import threading
 import weakref
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
+from itertools import accumulate
 from typing import Protocol
 
 import numpy as np
@@ -33,16 +35,20 @@ STOP_SIGNALS = {signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2}
 class Steps(Sequence[np.ndarray]):
     """For each step the samples of this rank, int64 (micro_batches, micro_batch_size)."""
 
-    def __init__(self, firsts: range, offsets: np.ndarray) -> None:
-        """`firsts`: the first sample of each global batch; `offsets`: this rank's in one that starts at 0."""
-        self._firsts = firsts
-        self._offsets = offsets
+    def __init__(self, batches: Sequence[tuple[range, np.ndarray]]) -> None:
+        """`batches`: for each size of the global batch the first sample of each, and this rank's samples in
+        one that starts at 0.
+        """
+        self._batches = batches
+        self._ends = list(accumulate(len(firsts) for firsts, _ in batches))
 
     def __len__(self) -> int:
-        return len(self._firsts)
+        return self._ends[-1] if self._ends else 0
 
     def __getitem__(self, step: int) -> np.ndarray:  # type: ignore[override]  # slices are not needed
-        return self._firsts[step] + self._offsets
+        place = bisect_right(self._ends, step)
+        firsts, offsets = self._batches[place]
+        return firsts[step - self._ends[place]] + offsets  # counted from the end of this size's steps
 
 
 class Reader(Protocol):

@@ -7,13 +7,18 @@ from dataclasses import replace
 from megalite.data.build import Dataset, Splits
 from megalite.training.metrics import Reporter
 from megalite.training.progress import Progress
-from megalite.training.samples import open_loader
+from megalite.training.samples import batch_sizes, open_loader
 from megalite.training.step import Trainer
 
 
 def _evaluate(trainer: Trainer, dataset: Dataset, consumed_samples: int) -> float:
-    with open_loader(trainer, dataset, consumed_samples) as loader:
+    with open_loader(trainer, dataset, consumed_samples, _batch_size(trainer)) as loader:
         return float(trainer.evaluate(loader, trainer.config.evaluation.eval_iters))
+
+
+def _batch_size(trainer: Trainer) -> int:
+    """An evaluation has the run's final batch from the beginning."""
+    return batch_sizes(trainer).sizes[-1]
 
 
 def validate(trainer: Trainer, datasets: Splits, progress: Progress, reporter: Reporter) -> Progress:
@@ -21,7 +26,7 @@ def validate(trainer: Trainer, datasets: Splits, progress: Progress, reporter: R
     config = trainer.config
     if datasets.valid is None or config.evaluation.eval_iters == 0:
         return progress
-    read = config.evaluation.eval_iters * config.batch.global_batch_size
+    read = config.evaluation.eval_iters * _batch_size(trainer)
     start = progress.consumed_valid_samples
     if start + read > len(datasets.valid):  # resumed with evaluations that are larger, or were more frequent
         start = 0

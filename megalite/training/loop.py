@@ -18,7 +18,14 @@ from megalite.training.evaluation import evaluate_at_the_end, validate
 from megalite.training.metrics import Reporter
 from megalite.training.progress import Progress, load_progress, save_progress, saved_order
 from megalite.training.replicas import check_replicas
-from megalite.training.samples import check_samples_left, last_iteration, open_datasets, open_loader
+from megalite.training.samples import (
+    batch_sizes,
+    check_samples_left,
+    end_of_run,
+    is_complete,
+    open_datasets,
+    open_loader,
+)
 from megalite.training.save_folder import only_writer
 from megalite.training.step import Trainer
 from megalite.training.stopping import StopRequest, due
@@ -49,7 +56,7 @@ def run(config: Config, topology: Topology) -> None:
             reporter.say(line)
         if not config.batch.skip_train:
             progress = train(trainer, datasets, progress, drawn, reporter, started)
-        if config.batch.skip_train or progress.iteration >= last_iteration(config, progress):
+        if config.batch.skip_train or is_complete(trainer, progress):
             evaluate_at_the_end(trainer, datasets, progress, reporter)
         if save is not None:
             also = "" if config.checkpoint.load == save else f" with --load {save}"
@@ -69,7 +76,9 @@ def train(
     `drawn_before`: samples of each dataset until `progress`, None when that is not known.
     """
     config, topology = trainer.config, trainer.topology
-    last = last_iteration(config, progress)
+    sizes = batch_sizes(trainer)
+    end = end_of_run(config, progress, sizes)
+    last = end.iteration
     if progress.iteration >= last:
         reporter.say(
             f"already trained for {progress.iteration} of {last} iterations; a larger --train-iters goes on"
@@ -77,11 +86,11 @@ def train(
         return progress
     schedule = LearningRateSchedule.from_config(config.optimizer, config.batch)
     stop = StopRequest(config, topology, started)
-    window = Window(config, topology, peak_flops(topology.device), last)
+    window = Window(config, topology, peak_flops(topology.device), end)
     if datasets.train is None:
         raise TrainingError(f"--split {config.data.split} leaves nothing to train on")
-    check_samples_left(config, progress, last, len(datasets.train))
-    loader = open_loader(trainer, datasets.train, progress.consumed_samples, config.data.num_workers)
+    check_samples_left(config, progress, end, len(datasets.train))
+    loader = open_loader(trainer, datasets.train, progress.consumed_samples, sizes, config.data.num_workers)
     drawn = Drawn(datasets.train, progress.consumed_samples, drawn_before)
     every, may_save = config.logging.log_interval, config.checkpoint.save is not None
     saved_at = -1
@@ -89,8 +98,9 @@ def train(
         rate = learning_rate(schedule, progress.consumed_samples)
         microbatches = next(loader)
         outcome = trainer.train_step(microbatches, rate)
-        progress = progress.after_step(config.batch.global_batch_size)
-        window.add(outcome, loader.wait_seconds)
+        samples = sizes.size_after(progress.consumed_samples)
+        progress = progress.after_step(samples)
+        window.add(outcome, samples, loader.wait_seconds)
         if due(progress.iteration, config.run.check_weight_hash_across_dp_replicas_interval):
             check_replicas(trainer, progress.iteration)
         if progress.iteration % every == 0 or progress.iteration in (1, last):

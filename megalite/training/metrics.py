@@ -21,7 +21,8 @@ class StepMetrics:
 
     `lm_loss`: nats a token, averaged over the steps. `grad_norm`, `learning_rate`, `loss_scale`: of
     the last step. `skipped`: steps whose update was left out; `nan`: those of them without an overflow to
-    blame.
+    blame. `seconds_left`: until the run's last sample, at this rate of samples. `global_batch_size`: of the
+    last step.
     """
 
     iteration: int
@@ -40,10 +41,11 @@ class StepMetrics:
     memory_bytes: int
     skipped: int
     nan: int
+    seconds_left: float
 
     def line(self) -> str:
         """Megatron-LM's log line; tokens/s, MFU, data wait, memory and time left follow its last field."""
-        left = timedelta(seconds=round((self.train_iters - self.iteration) * self.elapsed_ms / 1e3))
+        left = timedelta(seconds=round(self.seconds_left))
         digits = 1 if self.tflops_per_gpu >= 1 else 4  # on a CPU it would read 0.0
         parts = [
             f" [{datetime.now():%Y-%m-%d %H:%M:%S.%f}] iteration {self.iteration:8d}/{self.train_iters:8d}",

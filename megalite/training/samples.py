@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
-from megalite.config import Config, split_sample_counts, train_iterations
+from megalite.config import (
+    BatchSchedule,
+    Config,
+    running_batch_schedule,
+    split_sample_counts,
+    train_iterations,
+)
 from megalite.data.build import Dataset, Splits, build_datasets
 from megalite.data.loader import StepLoader
 from megalite.data.stretches import OrderRecord
@@ -25,15 +32,26 @@ def open_datasets(config: Config, order: Mapping[str, Any] | None) -> Splits:
     return build_datasets(config.data, tokenizer, config.model.seq_length, config.run.seed, counts, saved)
 
 
-def open_loader(trainer: Trainer, dataset: Dataset, consumed_samples: int, workers: int = 0) -> StepLoader:
+def batch_sizes(trainer: Trainer) -> BatchSchedule:
+    """The global batch of each step, by the samples that were consumed before."""
+    return running_batch_schedule(trainer.config, trainer.topology.dp.size)
+
+
+def open_loader(
+    trainer: Trainer,
+    dataset: Dataset,
+    consumed_samples: int,
+    sizes: BatchSchedule | int,
+    workers: int = 0,
+) -> StepLoader:
     """This rank's micro-batches of every global batch after `consumed_samples`, read by `workers` processes,
     or for 0 by a thread.
     """
-    batch, dp = trainer.config.batch, trainer.topology.dp
+    dp = trainer.topology.dp
     return StepLoader(
         dataset,
-        batch.micro_batch_size,
-        batch.global_batch_size,
+        trainer.config.batch.micro_batch_size,
+        sizes,
         dp.rank,
         dp.size,
         consumed_samples,
@@ -43,22 +61,36 @@ def open_loader(trainer: Trainer, dataset: Dataset, consumed_samples: int, worke
     )
 
 
-def last_iteration(config: Config, progress: Progress) -> int:
-    """The iteration at which the run is complete; one measured in samples may have changed its batch."""
+@dataclass(frozen=True)
+class End:
+    """Where the run is complete: the iteration, and the samples consumed by then."""
+
+    iteration: int
+    samples: int
+
+
+def end_of_run(config: Config, progress: Progress, sizes: BatchSchedule) -> End:
+    """The end as seen from `progress`; a run measured in samples may have changed its batch."""
     if config.batch.train_samples is None:
-        return train_iterations(config)
-    left = max(0, config.batch.train_samples - progress.consumed_samples)
-    return progress.iteration + left // config.batch.global_batch_size
+        left = max(0, train_iterations(config) - progress.iteration)
+        return End(train_iterations(config), progress.consumed_samples + left * sizes.sizes[-1])
+    steps, samples = sizes.advance(progress.consumed_samples, config.batch.train_samples)
+    return End(progress.iteration + steps, samples)
 
 
-def check_samples_left(config: Config, progress: Progress, last: int, samples: int) -> None:
+def is_complete(trainer: Trainer, progress: Progress) -> bool:
+    """Whether no step is left."""
+    return progress.iteration >= end_of_run(trainer.config, progress, batch_sizes(trainer)).iteration
+
+
+def check_samples_left(config: Config, progress: Progress, end: End, samples: int) -> None:
     """A resumed run with a smaller global batch can have consumed more than its iterations now amount to."""
-    batch = config.batch.global_batch_size
-    needed = progress.consumed_samples + (last - progress.iteration) * batch
-    if needed > samples:
+    if end.samples > samples:
+        batch = config.batch.global_batch_size
         raise TrainingError(
             f"{progress.iteration} iterations consumed {progress.consumed_samples} samples, and the other "
-            f"{last - progress.iteration} of {batch} need {needed} in all, but --train-iters {last} x "
+            f"{end.iteration - progress.iteration} of {batch} need {end.samples} in all, but "
+            f"--train-iters {end.iteration} x "
             f"--global-batch-size {batch} makes {samples}: the run to be resumed had a larger global batch. "
-            f"Give its length as --train-samples {needed}, or the old --global-batch-size, or --finetune"
+            f"Give its length as --train-samples {end.samples}, or the old --global-batch-size, or --finetune"
         )

@@ -15,6 +15,7 @@ from megalite.training.errors import TrainingError
 from megalite.training.flops import flops_per_token
 from megalite.training.metrics import StepMetrics
 from megalite.training.progress import Progress
+from megalite.training.samples import End
 from megalite.training.step import StepOutcome
 
 # An fp16 run whose scale is at its minimum and that still overflows this often in a row will not recover.
@@ -34,19 +35,21 @@ class _Step:
 class Window:
     """Collects step outcomes; `settle` reads and judges them, `close` makes metrics of them."""
 
-    def __init__(self, config: Config, topology: Topology, peak_flops: float | None, last_iteration: int):
+    def __init__(self, config: Config, topology: Topology, peak_flops: float | None, end: End):
         self.config, self.topology, self.peak_flops = config, topology, peak_flops
-        self.last_iteration = last_iteration
+        self.end = end
         model, parallel = config.model, config.parallel
         self._flops_per_token = flops_per_token(model, parallel.tensor_model_parallel_size)
         self._outcomes: list[StepOutcome] = []  # not settled yet
         self._steps: list[_Step] = []
+        self._samples: list[int] = []  # of each step
         self._data_wait = 0.0
         self._started = time.perf_counter()
 
-    def add(self, outcome: StepOutcome, data_wait_seconds: float) -> None:
-        """Note one step. Reads nothing from the device."""
+    def add(self, outcome: StepOutcome, samples: int, data_wait_seconds: float) -> None:
+        """Note one step over `samples`. Reads nothing from the device."""
         self._outcomes.append(outcome)
+        self._samples.append(samples)
         self._data_wait += data_wait_seconds
 
     def leave_out(self, seconds: float) -> None:
@@ -84,14 +87,15 @@ class Window:
         skipped = sum(step.skipped for step in steps)
         dynamic_scale = self.config.precision.params_dtype == "float16"
         trained = [step.loss for step in steps if not step.skipped]
-        batch = self.config.batch.global_batch_size
-        tokens = batch * self.config.model.seq_length * count / seconds / self.topology.world_size
+        samples, self._samples = self._samples, []
+        per_second = sum(samples) / seconds
+        tokens = per_second * self.config.model.seq_length / self.topology.world_size
         flops = tokens * self._flops_per_token
         metrics = StepMetrics(
             iteration=progress.iteration,
-            train_iters=self.last_iteration,
+            train_iters=self.end.iteration,
             consumed_samples=progress.consumed_samples,
-            global_batch_size=batch,
+            global_batch_size=samples[-1],
             lm_loss=sum(trained) / len(trained) if trained else last.loss,
             grad_norm=last.grad_norm,
             learning_rate=learning_rate,
@@ -104,6 +108,7 @@ class Window:
             memory_bytes=peak_memory_bytes(self.topology.device),
             skipped=skipped,
             nan=0 if dynamic_scale else skipped,
+            seconds_left=max(0, self.end.samples - progress.consumed_samples) / per_second,
         )
         self._data_wait = 0.0
         self._started = time.perf_counter()

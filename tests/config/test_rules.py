@@ -169,6 +169,12 @@ ONE_ERROR = [
         4,
         "--pipeline-model-parallel-layout Ett||tt|L: pipeline rank 1 would hold nothing; give it a layer",
     ),
+    ("--global-batch-size 30 --decrease-batch-size-if-needed --micro-batch-size 16", 2, "nearest: 32"),
+    (
+        "--global-batch-size 16 --rampup-batch-size 4 4 24",
+        1,
+        "--rampup-batch-size 4 4 24: a batch that changes needs a length in samples; give --train-samples",
+    ),
     # model
     ("--hidden-size 50", 1, "--hidden-size 50: hidden size 50 not divisible by 12 heads; nearest: 48 or 60"),
     ("--seq-length 64", 1, "--max-position-embeddings 32: 32 positions are fewer than the 64 tokens"),
@@ -608,3 +614,53 @@ def test_a_pipeline_table_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(schedule_file, "MOST_BYTES", 10)
     with pytest.raises(ValueError, match="has more than 0 MiB"):
         schedule_file.read_schedule_file(table)
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ("--global-batch-size 16 --rampup-batch-size 4 5 24", "increments of 5 do not lead from 4 to"),
+        (
+            "--global-batch-size 16 --rampup-batch-size 3 1 24",
+            "3 samples not divisible by micro-batch 2 x DP 1",
+        ),
+        ("--global-batch-size 16 --rampup-batch-size 4 4", "it takes three numbers"),
+        ("--step-batch-size-schedule 0:4,64:7", "--global-batch-size 7: 7 samples not divisible by"),
+        (
+            "--step-batch-size-schedule 0:3,64:8",
+            "--step-batch-size-schedule 0:3,64:8: 3 samples not divisible",
+        ),
+        ("--step-batch-size-schedule 64:8", "the first size must hold from 0 tokens on; such as"),
+        (
+            "--step-batch-size-schedule 0:4,64:8 --global-batch-size 16",
+            "ends with 8, not with --global-batch-size 16; leave --global-batch-size out",
+        ),
+        ("--step-batch-size-schedule 0:4,64:99999998", "has a batch above 16777216 samples"),
+        (
+            "--global-batch-size 16 --rampup-batch-size 4 4 24 --step-batch-size-schedule 0:8",
+            "--rampup-batch-size: contradicts --step-batch-size-schedule",
+        ),
+    ],
+)
+def test_batch_schedules_that_cannot_be_run(flags: str, message: str) -> None:
+    found = errors_of(minimal(f"--train-samples 100 {flags}", without="--train-iters"))
+    assert any(message in error for error in found), found
+
+
+def test_batch_schedules_that_can_be_run() -> None:
+    stepped = parsed("--train-samples 100 --step-batch-size-schedule 0:4,64:8", without="--train-iters")
+    assert stepped.batch.global_batch_size == 8
+    ramp = parsed(
+        "--train-samples 100 --global-batch-size 16 --rampup-batch-size 4 4 24", without="--train-iters"
+    )
+    assert ramp.batch.rampup_batch_size == (4, 4, 24)
+    assert parsed("--global-batch-size 15 --decrease-batch-size-if-needed", world_size=2)
+
+
+def test_a_pipeline_table_does_not_go_with_a_batch_that_changes(tmp_path: Path) -> None:
+    table = write_table(tmp_path / "table.csv", TABLE)
+    flags = f"--pipeline-model-parallel-size 2 --pipeline-schedule-csv {table} --train-samples 100"
+    found = errors_of(
+        minimal(f"{flags} --global-batch-size 4 --rampup-batch-size 2 2 24", without="--train-iters"), 2
+    )
+    assert any("but the global batch changes; use a --pipeline-schedule" in error for error in found), found

@@ -18,6 +18,7 @@ import pytest
 import torch
 
 from megalite.data.batch import Batch
+from megalite.config import BatchSchedule
 from megalite.data.build import Dataset, DocumentRules, build_datasets
 from megalite.data.errors import DataError
 from megalite.data.loader import StepLoader, rank_samples
@@ -73,6 +74,26 @@ def test_batches_do_not_depend_on_the_layout() -> None:
                 row = int(batch.sample_index[0]) - 8
                 assert torch.equal(batch.tokens[0], whole.tokens[row])
                 assert torch.equal(batch.labels[0], whole.labels[row])
+
+
+def test_the_batch_may_change_with_the_samples_consumed() -> None:
+    """2, then 4, then 8 from the tenth sample on: wherever the run was resumed, in any layout."""
+
+    sizes = BatchSchedule((0, 2, 10), (2, 4, 8))
+    expected = [[0, 1], [2, 3, 4, 5], [6, 7, 8, 9], list(range(10, 18)), list(range(18, 26))]
+    for consumed, rest in ((0, expected), (2, expected[1:]), (10, expected[3:])):
+        for micro, dp in ((1, 1), (2, 1), (1, 2)):
+            ranks = []
+            for rank in range(dp):
+                with StepLoader(mock(30), micro, sizes, rank, dp, consumed, CPU) as loader:
+                    ranks.append([[int(i) for one in step for i in one.sample_index] for step in loader])
+            steps = [sorted(i for rank in step for i in rank) for step in zip(*ranks, strict=True)]
+            assert steps == rest
+
+
+def test_a_batch_that_does_not_divide_is_an_error_from_the_beginning() -> None:
+    with pytest.raises(DataError, match="global batch 3 is not a multiple of micro-batch 2"):
+        StepLoader(mock(30), 2, BatchSchedule((0, 4), (4, 3)), 0, 1, 0, CPU)
 
 
 def test_shapes_and_dtypes() -> None:

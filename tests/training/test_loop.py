@@ -77,6 +77,48 @@ def test_a_run_measured_in_samples_ends_there_whatever_the_batch(tmp_path: Path)
         }
 
 
+def test_a_ramp_is_resumed_in_its_middle(tmp_path: Path) -> None:
+    """Batches of 4, 4, 8, 12 and 16: the same samples, losses and end as without a stop."""
+    ramp = "--train-samples 50 --lr-warmup-samples 20 --rampup-batch-size 4 4 24"
+    whole, parts, folder = tmp_path / "whole.jsonl", tmp_path / "parts.jsonl", str(tmp_path / "checkpoints")
+    train(ramp, "--metrics-file", str(whole), batch=16)
+    for stop in ("--exit-interval 3", ""):
+        train(ramp, stop, "--metrics-file", str(parts), "--save", folder, "--load", folder, batch=16)
+    names = ("iteration", "train_iters", "consumed_samples", "global_batch_size", "learning_rate", "lm_loss")
+    once, twice = (
+        [[json.loads(line)[name] for name in names] for line in file.read_text().splitlines()]
+        for file in (whole, parts)
+    )
+    assert once == twice
+    assert [row[:4] for row in once] == [
+        [1, 5, 4, 4],
+        [2, 5, 8, 4],
+        [3, 5, 16, 8],
+        [4, 5, 28, 12],
+        [5, 5, 44, 16],
+    ]
+    assert [row[4] for row in once[:4]] == pytest.approx(
+        [0, 2e-3, 4e-3, 8e-3]
+    )  # before each step: 0, 4, 8, 16
+    assert progress_of(tmp_path / "checkpoints", 5)["consumed_samples"] == 44
+
+
+def test_a_batch_is_decreased_when_asked(tmp_path: Path) -> None:
+    folder = str(tmp_path)
+    train("--train-iters 3 --decrease-batch-size-if-needed --eval-iters 1 --save", folder, batch=7)
+    progress = progress_of(tmp_path, 3)
+    assert (progress["consumed_samples"], progress["consumed_valid_samples"]) == (3 * 6, 6)
+
+
+def test_the_time_left_is_that_of_the_samples_left(tmp_path: Path) -> None:
+    metrics = tmp_path / "metrics.jsonl"
+    train("--train-samples 50 --rampup-batch-size 4 4 24 --metrics-file", str(metrics), batch=16)
+    for record in map(json.loads, metrics.read_text().splitlines()):
+        rate = record["global_batch_size"] / (record["elapsed_ms"] / 1e3)
+        assert record["seconds_left"] == pytest.approx((44 - record["consumed_samples"]) / rate)
+        assert record["tokens_per_second_per_gpu"] == pytest.approx(8 * rate)
+
+
 def test_more_consumed_than_the_iterations_amount_to_is_told_before_training(tmp_path: Path) -> None:
     train("--train-iters 4 --exit-interval 2 --save", str(tmp_path), batch=8)
     with pytest.raises(TrainingError, match="Give its length as --train-samples 24"):

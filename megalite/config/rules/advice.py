@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from megalite.config.batch_schedule import running_batch_schedule
 from megalite.config.derived import padded_vocab_size
 from megalite.config.rules.rule import Candidate, multiples_around
 from megalite.config.schema.fields import flag_name
@@ -65,9 +66,16 @@ def warnings(c: Candidate) -> Iterator[str]:
             "hardly changes, as bf16 rounds changes below 1/256 away; 0.95 is usual"
         )
     yield from _unaligned(c)
-    rest = (batch.train_samples or 0) % batch.global_batch_size
+    schedule = running_batch_schedule(config, config.data_parallel_size(c.world_size))
+    taken = schedule.advance(0, batch.train_samples or 0)[1]
+    rest = (batch.train_samples or 0) - taken
     if rest:
         yield f"the last {rest} of {batch.train_samples} samples fill no global batch and are not trained on"
+    if schedule.sizes[-1] != batch.global_batch_size:
+        yield (
+            f"the global batch of {batch.global_batch_size} is decreased to {schedule.sizes[-1]}: another "
+            "number of processes may train otherwise"
+        )
     microbatches = config.num_microbatches(c.world_size)
     if microbatches < c.pp:
         yield (

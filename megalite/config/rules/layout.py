@@ -6,7 +6,15 @@ from collections.abc import Iterator, Sequence, Set
 
 from megalite.config.pipeline_layout import layers_of_stages
 from megalite.config.pipeline_split import pipeline_schedule, stage_count, stage_layers
-from megalite.config.rules.rule import Candidate, Finding, divisors, listed, multiples_around, reads
+from megalite.config.rules.rule import (
+    BATCH_SCHEDULES,
+    Candidate,
+    Finding,
+    divisors,
+    listed,
+    multiples_around,
+    reads,
+)
 from megalite.config.schedule_file import read_schedule_file
 from megalite.config.schema.fields import flag_name
 
@@ -208,7 +216,11 @@ def _layout_problem(layout: str) -> str | None:
     return None
 
 
-@reads("world_size", "global_batch_size", "micro_batch_size", TP, PP, "num_layers", *PIPELINE)
+@reads(
+    *("world_size", "global_batch_size", "micro_batch_size", "seq_length", TP, PP, "num_layers"),
+    *PIPELINE,
+    *BATCH_SCHEDULES,
+)
 def table_fits(c: Candidate) -> Iterator[Finding]:
     path = c.config.parallel.pipeline_schedule_csv
     if path is None:
@@ -224,6 +236,11 @@ def table_fits(c: Candidate) -> Iterator[Finding]:
     if len(file.ranks) != c.pp:
         rule = f"has {len(file.ranks)} lines, one a rank, and PP is {c.pp}"
         yield TABLE, path, rule, f"set --pipeline-model-parallel-size {len(file.ranks)}"
+    schedule = c.batch_schedule()
+    if schedule is not None and len(set(schedule.sizes)) > 1:
+        rule = f"is for {file.microbatches} micro-batches a step, but the global batch changes"
+        yield TABLE, path, rule, "use a --pipeline-schedule, which has a table for each number"
+        return
     microbatches = c.config.num_microbatches(c.world_size)
     if microbatches and file.microbatches != microbatches:
         samples = file.microbatches * c.config.batch.global_batch_size // microbatches
@@ -243,15 +260,27 @@ def sequence_parallel_fits(c: Candidate) -> Iterator[Finding]:
         yield "seq_length", seq, rule, f"nearest: {multiples_around(seq, c.tp)}"
 
 
-@reads("world_size", "global_batch_size", "micro_batch_size", TP, PP)
+BATCH = ("global_batch_size", "micro_batch_size", *BATCH_SCHEDULES, "decrease_batch_size_if_needed")
+
+
+@reads("world_size", "seq_length", *BATCH, TP, PP)
 def global_batch_is_divisible(c: Candidate) -> Iterator[Finding]:
     if c.world_size % (c.tp * c.pp):
         return  # the data-parallel size is not known
-    micro, dp = c.config.batch.micro_batch_size, c.config.data_parallel_size(c.world_size)
-    samples = c.config.batch.global_batch_size
-    if samples % (micro * dp):
-        rule = f"{samples} samples not divisible by micro-batch {micro} x DP {dp} = {micro * dp}"
-        yield "global_batch_size", samples, rule, f"nearest: {multiples_around(samples, micro * dp)}"
+    batch, dp = c.config.batch, c.config.data_parallel_size(c.world_size)
+    micro, multiple = batch.micro_batch_size, batch.micro_batch_size * dp
+    name, schedule = "global_batch_size", c.batch_schedule()
+    if schedule is None:
+        return  # its own rule says it
+    for size in sorted({*schedule.sizes, batch.global_batch_size}):
+        if batch.decrease_batch_size_if_needed and size >= multiple:
+            continue
+        if size % multiple:
+            rule = f"{size} samples not divisible by micro-batch {micro} x DP {dp} = {multiple}"
+            scheduled = [other for other in BATCH_SCHEDULES if getattr(batch, other)]
+            name = scheduled[0] if scheduled and size != batch.global_batch_size else name
+            yield name, getattr(batch, name), rule, f"nearest: {multiples_around(size, multiple)}"
+            return
 
 
 RULES = (

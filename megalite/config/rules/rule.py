@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+from megalite.config.batch_schedule import BatchSchedule, batch_schedule
 from megalite.config.schema import Config
+
+BATCH_SCHEDULES = ("rampup_batch_size", "step_batch_size_schedule")
 
 
 @dataclass(frozen=True)
@@ -27,6 +30,13 @@ class Candidate:
     @property
     def pp(self) -> int:
         return self.config.parallel.pipeline_model_parallel_size
+
+    def batch_schedule(self) -> BatchSchedule | None:
+        """The batch sizes as they were given; None when they cannot be read, which a rule of its own says."""
+        try:
+            return batch_schedule(self.config.batch, self.config.model.seq_length)
+        except ValueError:
+            return None
 
 
 Finding = tuple[str, object, str, str]  # name of the setting, its value, what is wrong, what would be right

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from megalite.config.batch_schedule import batch_schedule
 from megalite.config.derived import schedule_samples, split_sample_counts
-from megalite.config.rules.rule import Candidate, Finding, reads
+from megalite.config.rules.rule import BATCH_SCHEDULES, Candidate, Finding, reads
+from megalite.config.schema.batch import MOST_SAMPLES_A_STEP
 from megalite.config.schema.fields import FP32_SMALLEST, INT64_LARGEST, flag_name
 
 LENGTHS = ("train_iters", "train_samples")
@@ -19,11 +21,36 @@ def length_is_given(c: Candidate) -> Iterator[Finding]:
         yield "train_iters", None, "the length of the run is missing", "give --train-iters or --train-samples"
 
 
-@reads("train_samples", "global_batch_size", "micro_batch_size")
+@reads("train_samples", "global_batch_size", "micro_batch_size", "seq_length", *BATCH_SCHEDULES)
 def run_has_a_step(c: Candidate) -> Iterator[Finding]:
-    samples, step = c.config.batch.train_samples, c.config.batch.global_batch_size
-    if samples is not None and samples < step:
+    samples, schedule = c.config.batch.train_samples, c.batch_schedule()
+    if samples is not None and schedule is not None and samples < schedule.sizes[0]:
+        step = schedule.sizes[0]
         yield "train_samples", samples, f"less than one global batch of {step}", f"at least {step}"
+
+
+@reads(
+    "train_iters", "train_samples", "global_batch_size", "micro_batch_size", "seq_length", *BATCH_SCHEDULES
+)
+def batch_schedule_is_readable(c: Candidate) -> Iterator[Finding]:
+    batch = c.config.batch
+    examples = ("such as 32 32 1000000", "such as '0:768 250B:1536'")
+    for name, example in zip(BATCH_SCHEDULES, examples, strict=True):
+        if not getattr(batch, name):
+            continue
+        given = getattr(batch, name)
+        if batch.train_samples is None:
+            yield name, given, "a batch that changes needs a length in samples", "give --train-samples"
+        try:
+            schedule = batch_schedule(batch, c.config.model.seq_length)
+        except ValueError as error:
+            yield name, given, str(error), example
+            continue
+        if max(schedule.sizes) > MOST_SAMPLES_A_STEP:
+            yield name, given, f"has a batch above {MOST_SAMPLES_A_STEP} samples", "give smaller ones"
+        if schedule.sizes[-1] != batch.global_batch_size:
+            rule = f"ends with {schedule.sizes[-1]}, not with --global-batch-size {batch.global_batch_size}"
+            yield name, given, rule, "leave --global-batch-size out"
 
 
 @reads(*LENGTHS, *BY_STEPS, *BY_SAMPLES)
@@ -95,8 +122,14 @@ def epsilons_are_not_zero(c: Candidate) -> Iterator[Finding]:
             yield name, value, "is lost in fp32, which it is used in", f"at least {FP32_SMALLEST:.8g}"
 
 
-@reads(*LENGTHS, "eval_iters", "eval_interval", "global_batch_size", "micro_batch_size", "seq_length")
+@reads(
+    *LENGTHS,
+    *BATCH_SCHEDULES,
+    *("eval_iters", "eval_interval", "global_batch_size", "micro_batch_size", "seq_length"),
+)
 def tokens_can_be_counted(c: Candidate) -> Iterator[Finding]:
+    if c.batch_schedule() is None:
+        return  # its own rule says it
     batch, seq = c.config.batch, c.config.model.seq_length
     training, validation, _ = split_sample_counts(c.config)
     by = "train_iters" if batch.train_samples is None else "train_samples"
@@ -112,6 +145,7 @@ def tokens_can_be_counted(c: Candidate) -> Iterator[Finding]:
 RULES = (
     length_is_given,
     run_has_a_step,
+    batch_schedule_is_readable,
     tokens_can_be_counted,
     epsilons_are_not_zero,
     schedule_has_the_units_of_the_run,

@@ -28,6 +28,23 @@ class BatchConfig:
         minimum=1,
         maximum=MOST_SAMPLES_A_STEP,
     )
+    rampup_batch_size: tuple[int, ...] = setting(
+        (),
+        "START INCREMENT SAMPLES: the global batch grows from START to --global-batch-size by INCREMENT, "
+        "evenly over the first SAMPLES samples. Small batches learn more a sample early on. Needs "
+        "--train-samples. Recent Megatron reads it and ignores it.",
+    )
+    step_batch_size_schedule: str | None = setting(
+        None,
+        "Global batch sizes with the tokens from which each holds, such as '0:768 250B:1536 500B:3072' (K, "
+        "M, B and T are powers of a thousand). The last is --global-batch-size, which can be left out. Needs "
+        "--train-samples.",
+    )
+    decrease_batch_size_if_needed: bool = setting(
+        False,
+        "Round each global batch down to a multiple of micro-batch x data-parallel size, instead of refusing "
+        "it. The trap: the training then depends on the number of GPUs.",
+    )
     train_iters: int | None = setting(
         None,
         "Length of the run in optimizer steps; this or --train-samples.",
