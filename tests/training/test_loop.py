@@ -105,7 +105,11 @@ def test_a_ramp_is_resumed_in_its_middle(tmp_path: Path) -> None:
 
 def test_a_batch_is_decreased_when_asked(tmp_path: Path) -> None:
     folder = str(tmp_path)
-    train("--train-iters 3 --decrease-batch-size-if-needed --eval-iters 1 --save", folder, batch=7)
+    train(
+        "--train-iters 3 --decrease-batch-size-if-needed --eval-iters 1 --eval-interval 2 --save",
+        folder,
+        batch=7,
+    )
     progress = progress_of(tmp_path, 3)
     assert (progress["consumed_samples"], progress["consumed_valid_samples"]) == (3 * 6, 6)
 
