@@ -33,7 +33,7 @@ class BatchSchedule:
         return self.sizes[bisect_right(self.starts, consumed_samples) - 1]
 
     def batches(self, consumed_samples: int, samples: int) -> list[tuple[range, int]]:
-        """The first sample of each step, size after size, until less than a whole batch is left of `samples`."""
+        """The first sample of each step, size after size, while a whole batch is left of `samples`."""
         found, consumed = [], consumed_samples
         while samples - consumed >= (size := self.size_after(consumed)):
             place = bisect_right(self.starts, consumed)
@@ -44,7 +44,7 @@ class BatchSchedule:
         return found
 
     def advance(self, consumed_samples: int, samples: int) -> tuple[int, int]:
-        """(steps, consumed samples) until less than a whole batch is left of `samples`."""
+        """(steps, consumed samples) when no whole batch is left of `samples`."""
         batches = self.batches(consumed_samples, samples)
         return sum(len(firsts) for firsts, _ in batches), batches[-1][0].stop if batches else consumed_samples
 

@@ -1,7 +1,8 @@
 """Hands each data-parallel rank its micro-batches, one global batch at a time, read ahead.
 
 Global batches follow each other in the samples, whatever the layout: the one after n consumed samples is
-[n, n + global), where its size may depend on n. It is cut into chunks of micro * dp samples, of which rank r takes [r * micro, (r + 1) * micro):
+[n, n + global), where its size may depend on n. It is cut into chunks of micro * dp samples, of which rank r
+takes [r * micro, (r + 1) * micro):
 
     global 8, micro 2, dp 2:   step 0: rank 0 gets [0, 1] and [4, 5], rank 1 gets [2, 3] and [6, 7]
 

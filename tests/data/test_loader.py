@@ -17,8 +17,8 @@ import numpy as np
 import pytest
 import torch
 
-from megalite.data.batch import Batch
 from megalite.config import BatchSchedule
+from megalite.data.batch import Batch
 from megalite.data.build import Dataset, DocumentRules, build_datasets
 from megalite.data.errors import DataError
 from megalite.data.loader import StepLoader, rank_samples
