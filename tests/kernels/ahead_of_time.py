@@ -13,6 +13,7 @@ import subprocess
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from math import prod
 from typing import Any
 
@@ -23,7 +24,8 @@ from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia.compiler import get_ptxas
 from triton.compiler import ASTSource
 
-from megalite.kernels import launch, rms_norm_triton
+from megalite.kernels import flat_triton, launch, rms_norm_triton
+from megalite.kernels.adamw import FlatAdamW
 
 TARGETS = {
     "sm_80": GPUTarget("cuda", 80, 32),
@@ -89,6 +91,7 @@ def meta(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
 def rms_norm(
     hidden: int, dtype: torch.dtype, residual: torch.dtype | None, backward: bool
 ) -> Callable[[], object]:
+    """Forward or backward over 4096 rows."""
     x, weight, rstd = (
         meta(4096, hidden, dtype=dtype),
         meta(hidden, dtype=dtype),
@@ -99,6 +102,17 @@ def rms_norm(
         source = x if other is None else other
         return lambda: rms_norm_triton.backward(x, other, source, weight, rstd, 0.0)
     return lambda: rms_norm_triton.forward(x, other, weight, 1e-5, 0.0)
+
+
+def adamw(
+    elements: int, weights: torch.dtype, beside: torch.dtype | None, *state: torch.dtype
+) -> Callable[[], object]:
+    """A step. `beside`: fp32 for a master, int16 for a remainder; `state`: dtypes of gradient and moments."""
+    flat_weights, grads, exp_avg, exp_avg_sq = (meta(elements, dtype=dtype) for dtype in (weights, *state))
+    other = None if beside is None else meta(elements, dtype=beside)
+    master, remainder = (None, other) if beside == torch.int16 else (other, None)
+    flat = FlatAdamW(flat_weights, grads, exp_avg, exp_avg_sq, master, remainder)
+    return partial(flat_triton.adamw, flat, meta(5, dtype=torch.float32), 0.9, 0.95, 1e-8, 0.1, [(0, 4096)])
 
 
 def describe(

@@ -20,13 +20,13 @@ from megalite.kernels import (
     rope_triton,
     swiglu_triton,
 )
-from megalite.kernels.adamw import FlatAdamW
 from tests.kernels.ahead_of_time import (
     REGISTERS,
     SHARED_LIMIT,
     TARGETS,
     Launch,
     Resources,
+    adamw,
     bytes_moved,
     compile_for,
     meta,
@@ -45,7 +45,8 @@ class Case:
     name: str
     operation: Callable[[], object]
     scalars: int
-    spills: Mapping[str, int] = field(default_factory=dict)  # by target; elsewhere none
+    # By target, elsewhere none; of Triton 3.6 and 3.9 the larger.
+    spills: Mapping[str, int] = field(default_factory=dict)
     half_wide_on_amd: int = 0
     double_precision: bool = False
 
@@ -58,8 +59,8 @@ def cases() -> Iterator[Case]:
         # On sm_80 ptxas keeps to 64 registers at the price of two: told of 72 it spills nothing, but one
         # block less fits a multiprocessor. At 65,536 the sweeps over a row cost address registers; half the
         # tile would spill nothing, but eight programs instead of four would read each row.
-        spills = {"sm_80": 16} if hidden in (4096, 5120, 8192) else {}
-        spills = {"sm_90": 80} if hidden == 65536 else spills
+        spills = {"sm_80": 16, "sm_90": 8} if hidden in (4096, 5120, 8192) else {}
+        spills = {"sm_80": 8, "sm_90": 80} if hidden == 65536 else spills
         yield Case(f"rms_norm backward {hidden}", rms_norm(hidden, BF16, None, True), scalars, spills)
     for residual in (BF16, FP32):
         for hidden in (4096, 16384):
@@ -69,7 +70,7 @@ def cases() -> Iterator[Case]:
             # spill nothing, but two programs would read each row: 20 bytes an element instead of 14.
             spills = {"sm_80": 32} if (residual, hidden) == (BF16, 4096) else {}
             if (residual, hidden) == (FP32, 16384):
-                spills = {"sm_80": 132, "sm_90": 108, "sm_100": 48}
+                spills = {"sm_80": 216, "sm_90": 108, "sm_100": 48, "gfx942": 8}
             yield Case(f"{name} backward", rms_norm(hidden, BF16, residual, True), 1, spills)
     for dtype in (FP32, torch.float16):
         for backward in (False, True):
@@ -148,17 +149,6 @@ def flat_cases() -> Iterator[Case]:
 
 
 ADAMW_SCALARS = 8  # five scalars, two places of the border table and the border itself
-
-
-def adamw(
-    elements: int, weights: torch.dtype, beside: torch.dtype | None, *state: torch.dtype
-) -> Callable[[], object]:
-    """`beside`: fp32 for a master, int16 for a remainder; `state`: dtypes of gradient and moments."""
-    flat_weights, grads, exp_avg, exp_avg_sq = (meta(elements, dtype=dtype) for dtype in (weights, *state))
-    other = None if beside is None else meta(elements, dtype=beside)
-    master, remainder = (None, other) if beside == torch.int16 else (other, None)
-    flat = FlatAdamW(flat_weights, grads, exp_avg, exp_avg_sq, master, remainder)
-    return partial(flat_triton.adamw, flat, meta(5, dtype=FP32), 0.9, 0.95, 1e-8, 0.1, [(0, 4096)])
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ import torch
 
 from megalite.kernels import cross_entropy_triton, dropout_triton, flat_triton, rms_norm_triton, swiglu_triton
 from megalite.kernels.launch import processors
-from tests.kernels.ahead_of_time import bytes_moved, meta, record, rms_norm
+from tests.kernels.ahead_of_time import adamw, bytes_moved, meta, record, rms_norm
 
 BF16, FP32 = torch.bfloat16, torch.float32
 
@@ -64,21 +64,23 @@ def traffic() -> Iterator[Traffic]:
     )  # fmt: skip
     for hidden in (4096, 8192, 16384):
         yield from _norm_traffic(tokens, hidden)
-    states = [meta(n, dtype=FP32) for _ in range(4)]
-    adamw: Callable[..., object] = flat_triton.adamw
-    for weights, roofline in ((meta(n), 30), (None, 28)):
-        master, grads, m, v = states
+    for weights, beside, grads, moments, roofline in (
+        (BF16, FP32, FP32, FP32, 30),
+        (FP32, None, FP32, FP32, 28),
+        (BF16, torch.int16, FP32, FP32, 28),
+        (BF16, torch.int16, BF16, BF16, 18),
+    ):
+        form = (weights, beside, grads, moments, moments)
+        twice = {"EXP_AVG": 2 * moments.itemsize, "EXP_AVG_SQ": 2 * moments.itemsize}
+        if beside == torch.int16:
+            twice |= {"WEIGHTS": 4, "REMAINDER": 4}  # read and written
+        else:
+            twice |= {"MASTER": 8} | ({} if beside is None else {"WEIGHTS": 2})
         yield Traffic(
-            f"adamw {roofline}",
-            partial(
-                adamw, master, weights, grads, m, v, meta(5, dtype=FP32), 0.9, 0.95, 1e-8, 0.1, [(0, 4096)]
-            ),
-            n,
-            {"GRADS": 4, "MASTER": 8, "EXP_AVG": 8, "EXP_AVG_SQ": 8}
-            | ({} if weights is None else {"WEIGHTS": 2}),
-            roofline=roofline,
+            f"adamw {weights} beside {beside}, {moments}", adamw(n, *form), n,
+            {"GRADS": grads.itemsize, **twice}, roofline=roofline,
         )  # fmt: skip
-    norm = partial(flat_triton.squared_norm, states[0], [(0, 4096)])
+    norm = partial(flat_triton.squared_norm, meta(n, dtype=FP32), [(0, 4096)])
     yield Traffic("squared_norm", norm, n, {"VALUES": 4}, roofline=4)
     states_of_a_batch, samples = meta(tokens, 2, 4096), meta(2, dtype=torch.int64)
     for added in (None, states_of_a_batch):

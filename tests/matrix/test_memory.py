@@ -60,9 +60,7 @@ FORMS = {
         (Layout(2, 1, 2), 3),
     ],
 )
-def test_held_bytes_are_those_of_the_formula(
-    pool: WorkerPool, layout: Layout, stage: int, form: str
-) -> None:
+def test_held_bytes_are_those_of_the_formula(pool: WorkerPool, layout: Layout, stage: int, form: str) -> None:
     options = Options(2, ddp_bucket_size=5000, zero_stage=stage, overlap_grad_reduce=stage > 1)
     config = replace(cases.make_config(GPT2, layout, options), precision=FORMS[form])
     for counted, formula in pool.run(layout.ranks, held_after_steps, layout, config):
