@@ -88,11 +88,12 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     )
     work.add_argument(
         "--engine",
-        choices=["library", "gigatoken"],
-        default="library",
-        help="What encodes: the tokenizer's own library (default), or gigatoken, which is faster, after its "
-        "ids were found equal on hard text and on the first documents; where they are not, the run stops "
-        "before it writes.",
+        choices=["auto", "library", "fastokens", "gigatoken"],
+        default="auto",
+        help="What encodes: the tokenizer's own library, or fastokens or gigatoken, which are faster, after "
+        "its ids were found equal on hard text and on the first documents; where they are not, the run stops "
+        "before it writes. auto (default): fastokens where it is installed, equal, and the input larger than "
+        "64 MiB, else the library.",
     )
     work.add_argument(
         "--partitions", type=int, help="Do one share of the inputs, of as many bytes as the others."
@@ -164,12 +165,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         partition = partition_of(args)
         if partition is not None:
             inputs = take_partition(inputs, *partition)
-        if args.engine == "gigatoken":
-            from megalite.data.engine_check import check_engine
-            from megalite.data.tokenizer.gigatoken import GigatokenEngine
+        if args.engine != "library":
+            from megalite.data.engine_check import choose_engine
 
-            reference, tokenizer = tokenizer, GigatokenEngine(tokenizer)
-            check_engine(tokenizer, reference, inputs, args.json_keys)
+            tokenizer, engine = choose_engine(args.engine, tokenizer, inputs, args.json_keys)
+            if engine != "library":
+                print(f"engine: {engine}, equal to the library on what was checked", file=sys.stderr)
         plan = PreprocessPlan(
             inputs,
             args.output_prefix,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 from collections.abc import Iterator, Sequence
 
@@ -10,9 +11,12 @@ from megalite.data.errors import DataError
 from megalite.data.inputs import STDIN, Part
 from megalite.data.records import read_records
 from megalite.data.tokenizer import Tokenizer
+from megalite.data.tokenizer.fastokens import FastokensEngine
+from megalite.data.tokenizer.gigatoken import GigatokenEngine
 
 CHECKED_DOCUMENTS = 1000
 CHECKED_BYTES = 4 << 20
+AUTO_BYTES = 64 << 20  # of input from which on the check, some seconds, is worth while
 # Where splits of text differ between implementations: spaces of all kinds, digits, marks, joined emoji, case
 # that changes the length, contractions, a letter of Unicode 17.
 FRAGMENTS = (
@@ -22,6 +26,29 @@ FRAGMENTS = (
     *("\ufb01", "\u65e5\u672c", "\u0928\u093f", "\u0645", "\U0001f468\u200d\U0001f469", "\U0001d7ce"),
     *("\U0010ffff", "\ue000", ".", "...", "_", "</s>", "<s>", "<|endoftext|>", "[UNK]", "\u2581", "\u088f"),
 )
+
+
+def choose_engine(
+    name: str, reference: Tokenizer, inputs: Sequence[Part], keys: Sequence[str]
+) -> tuple[Tokenizer, str]:
+    """What encodes `inputs`, and its name: the engine `name` after its check, or for "auto" fastokens where
+    it is installed, exact, and the text long enough to be worth the check. Raises DataError.
+    """
+    if name == "library":
+        return reference, name
+    if name != "auto":
+        engine: Tokenizer = GigatokenEngine(reference) if name == "gigatoken" else FastokensEngine(reference)
+        check_engine(engine, reference, inputs, keys)
+        return engine, name
+    files = [part.path for part in inputs if part.path != STDIN]
+    if len(files) < len(inputs) or sum(os.path.getsize(path) for path in files) < AUTO_BYTES:
+        return reference, "library"
+    try:
+        engine = FastokensEngine(reference)
+        check_engine(engine, reference, inputs, keys)
+    except DataError:
+        return reference, "library"
+    return engine, "fastokens"
 
 
 def check_engine(

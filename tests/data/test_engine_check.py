@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from megalite.data import engine_check
 from megalite.data.engine_check import CHECKED_DOCUMENTS, check_engine, compare, hard_texts
 from megalite.data.errors import DataError
 from megalite.data.inputs import find_inputs
@@ -80,3 +81,34 @@ def test_an_engine_that_fails_is_refused() -> None:
 def test_standard_input_cannot_be_checked() -> None:
     with pytest.raises(DataError, match="standard input"):
         check_engine(ByteLevelTokenizer(), ByteLevelTokenizer(), find_inputs(["-"], "text", None), ["text"])
+
+
+class Exact(ByteLevelTokenizer):
+    def __init__(self, reference: object) -> None:
+        pass
+
+
+class Other(Exact):
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        return [[0] for _ in texts]
+
+
+@pytest.mark.parametrize(
+    ("engine", "least", "chosen"), [(Exact, 0, "fastokens"), (Other, 0, "library"), (Exact, 10**9, "library")]
+)
+def test_auto_takes_the_fast_engine_where_it_is_exact_and_worth_its_check(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, engine: type[Exact], least: int, chosen: str
+) -> None:
+    monkeypatch.setattr(engine_check, "FastokensEngine", engine)
+    monkeypatch.setattr(engine_check, "AUTO_BYTES", least)
+    inputs = find_inputs([str(corpus(tmp_path / "c.jsonl", ["one"]))], "text", None)
+    reference = ByteLevelTokenizer()
+    encoder, name = engine_check.choose_engine("auto", reference, inputs, ["text"])
+    assert name == chosen
+    assert (encoder is reference) == (chosen == "library")
+
+
+def test_auto_leaves_standard_input_and_other_tokenizers_to_the_library(tmp_path: Path) -> None:
+    reference = ByteLevelTokenizer()
+    for inputs in (find_inputs(["-"], "text", None), find_inputs([str(corpus(tmp_path / "c", ["x"]))])):
+        assert engine_check.choose_engine("auto", reference, inputs, ["text"]) == (reference, "library")

@@ -277,17 +277,18 @@ def test_ray_gives_the_bytes_of_one_run(tmp_path: Path) -> None:
         assert ray.read_bytes() == one.read_bytes()
 
 
+@pytest.mark.parametrize("fast", ["gigatoken", "fastokens"])
 @pytest.mark.parametrize("spelled", [[], ["--allow-special-tokens"]])
-def test_gigatoken_gives_the_librarys_bytes(sample: Path, tmp_path: Path, spelled: list[str]) -> None:
-    pytest.importorskip("gigatoken")
-    for engine in ("library", "gigatoken"):
+def test_an_engine_gives_the_librarys_bytes(
+    sample: Path, tmp_path: Path, fast: str, spelled: list[str]
+) -> None:
+    pytest.importorskip(fast)
+    for engine in ("library", fast):
         out = ["--engine", engine, "--output-prefix", str(tmp_path / engine), "--json-keys", "text", "more"]
         assert tool("preprocess_data")([*text_flags(sample), *out, *spelled]) == 0
     for key in ("text", "more"):
         for suffix in (".bin", ".idx"):
-            ours, theirs = (
-                tmp_path / f"{engine}_{key}_document{suffix}" for engine in ("gigatoken", "library")
-            )
+            ours, theirs = (tmp_path / f"{engine}_{key}_document{suffix}" for engine in (fast, "library"))
             assert ours.read_bytes() == theirs.read_bytes()
 
 
@@ -304,13 +305,18 @@ def test_gigatoken_is_refused_where_it_is_not_known_to_be_equal(
     assert "normalizer Lowercase is not known to be equal; leave --engine out" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("engine", ["gigatoken", "fastokens"])
 def test_an_engine_that_is_missing_says_so(
-    sample: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    sample: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    engine: str,
 ) -> None:
-    monkeypatch.setitem(sys.modules, "gigatoken", None)
-    out = ["--output-prefix", str(tmp_path / "p"), "--engine", "gigatoken"]
+    monkeypatch.setitem(sys.modules, engine, None)
+    out = ["--output-prefix", str(tmp_path / "p"), "--engine", engine]
     assert tool("preprocess_data")([*text_flags(sample), *out]) == 1
-    assert "needs the package gigatoken: pip install gigatoken" in capsys.readouterr().err
+    assert f"needs the package {engine}: pip install {engine}" in capsys.readouterr().err
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import sys
 import unicodedata
 from collections.abc import Sequence
@@ -13,29 +12,23 @@ import orjson
 
 from megalite.data.errors import DataError
 from megalite.data.tokenizer.base import Tokenizer
-from megalite.data.tokenizer.huggingface import HuggingFaceTokenizer
+from megalite.data.tokenizer.engine import Engine, library_of, unusable
 
 # NFC is not: the two libraries order marks of Unicode 14 differently (0.10 and tokenizers 0.23 at U+1AC1).
 EQUAL_NORMALIZERS = {"Prepend", "Replace"}
 
 
-class GigatokenEngine(Tokenizer):
-    """Encodes as `reference` does; everything else is the reference's own.
-
-    The two libraries may know different versions of Unicode, and so split text differently at the newest
+class GigatokenEngine(Engine):
+    """The two libraries may know different versions of Unicode, and so split text differently at the newest
     letters (0.10 and tokenizers 0.23 do, at 4,657 of them). Text with a character that Python does not know
     goes to the reference.
     """
 
     def __init__(self, reference: Tokenizer) -> None:
-        if not isinstance(reference, HuggingFaceTokenizer):
-            raise DataError("--engine gigatoken: works with HuggingFaceTokenizer and GPT2BPETokenizer only")
-        try:
-            library = importlib.import_module("gigatoken")
-        except ImportError:
-            raise DataError("--engine gigatoken needs the package gigatoken: pip install gigatoken") from None
-        content = orjson.loads(reference.library.to_str())
-        if reference.library.encode_special_tokens:  # their text is text: the engine must not know them
+        library, known = library_of("gigatoken", reference)
+        super().__init__(known)
+        content = orjson.loads(known.library.to_str())
+        if known.library.encode_special_tokens:  # their text is text: the engine must not know them
             content["added_tokens"] = [token for token in content["added_tokens"] if not token["special"]]
         if unlike := sorted(_normalizers(content["normalizer"]) - EQUAL_NORMALIZERS):
             raise DataError(
@@ -45,22 +38,8 @@ class GigatokenEngine(Tokenizer):
         try:
             self._engine = library.Tokenizer.from_json(orjson.dumps(content))
         except Exception as error:  # the library raises various errors
-            reason = str(error).split("\n", 1)[0]
-            raise DataError(f"--engine gigatoken: it cannot use this tokenizer: {reason}") from None
-        self._reference = reference
+            raise unusable("gigatoken", error) from None
         self._unassigned = unassigned()
-        self.vocab_size = reference.vocab_size
-        self.identity = reference.identity
-        self.options = reference.options
-        self.eod_token = reference.eod_token
-
-    @property
-    def eod(self) -> int:
-        return self._reference.eod
-
-    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        ids, lengths = self.encode_flat(texts)
-        return [part.tolist() for part in np.split(ids, np.cumsum(lengths)[:-1])] if texts else []
 
     def encode_flat(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
         if not self._newer("".join(texts)):
@@ -81,9 +60,6 @@ class GigatokenEngine(Tokenizer):
         ends = np.asarray(layout.offsets.data)
         ids = np.asarray(layout.content.data)[ends[0] : ends[-1]]
         return ids.astype(np.int32), np.diff(ends).astype(np.int32)
-
-    def decode(self, ids: Sequence[int]) -> str:
-        return self._reference.decode(ids)
 
 
 def unassigned() -> np.ndarray:

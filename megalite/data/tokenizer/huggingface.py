@@ -42,7 +42,7 @@ class HuggingFaceTokenizer(Tokenizer):
         self.options = f"add_special_tokens={add_special_tokens} allow_special_tokens={allow_special_tokens}"
         self.vocab_size = max(library.get_vocab(with_added_tokens=True).values(), default=-1) + 1
         self.eod_token = eod_token
-        self._add_special_tokens = add_special_tokens
+        self.adds_special_tokens = add_special_tokens
 
     @property
     def eod(self) -> int:
@@ -63,7 +63,7 @@ class HuggingFaceTokenizer(Tokenizer):
         return [token.content for token in self.library.get_added_tokens_decoder().values()]
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        encodings = self.library.encode_batch_fast(list(texts), add_special_tokens=self._add_special_tokens)
+        encodings = self.library.encode_batch_fast(list(texts), add_special_tokens=self.adds_special_tokens)
         return [encoding.ids for encoding in encodings]
 
     def decode(self, ids: Sequence[int]) -> str:

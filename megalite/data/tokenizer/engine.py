@@ -1,0 +1,51 @@
+"""Faster engines for tokenizers of the Hugging Face library."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Sequence
+from types import ModuleType
+
+import numpy as np
+
+from megalite.data.errors import DataError
+from megalite.data.tokenizer.base import Tokenizer
+from megalite.data.tokenizer.huggingface import HuggingFaceTokenizer
+
+
+class Engine(Tokenizer):
+    """Encodes as `reference` does; everything else is the reference's own."""
+
+    def __init__(self, reference: HuggingFaceTokenizer) -> None:
+        self._reference = reference
+        self.vocab_size = reference.vocab_size
+        self.identity = reference.identity
+        self.options = reference.options
+        self.eod_token = reference.eod_token
+
+    @property
+    def eod(self) -> int:
+        return self._reference.eod
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        ids, lengths = self.encode_flat(texts)
+        return [part.tolist() for part in np.split(ids, np.cumsum(lengths)[:-1])] if texts else []
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return self._reference.decode(ids)
+
+
+def library_of(name: str, reference: Tokenizer) -> tuple[ModuleType, HuggingFaceTokenizer]:
+    """The module of an engine, and `reference` if engines work for it. Raises DataError."""
+    if not isinstance(reference, HuggingFaceTokenizer):
+        raise DataError(f"--engine {name}: works with HuggingFaceTokenizer and GPT2BPETokenizer only")
+    try:
+        return importlib.import_module(name), reference
+    except ImportError:
+        raise DataError(f"--engine {name} needs the package {name}: pip install {name}") from None
+
+
+def unusable(name: str, error: Exception) -> DataError:
+    """Says that an engine does not take a tokenizer."""
+    reason = str(error).split("\n", 1)[0]
+    return DataError(f"--engine {name}: it cannot use this tokenizer: {reason}")
