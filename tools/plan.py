@@ -4,12 +4,18 @@
 
 draws a pipeline schedule as text, checks it, and tells its bubble and the activations it holds; --png makes a
 picture, --write-csv a table that can be edited and read back with --csv.
+
+    python tools/plan.py memory --world-size 1024 [flags of the training run]
+
+tells where the bytes of each rank of a training run will be, with neither GPUs nor processes: the model's own
+code runs on tensors that have no memory. Only the data is not needed.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from megalite.pipeline.checker import check
@@ -45,7 +51,19 @@ def main() -> int:
     )
     schedule.add_argument("--png", type=Path, help="write a picture (needs matplotlib)")
     schedule.add_argument("--write-csv", type=Path, help="write the table")
-    flags = parser.parse_args()
+    memory = commands.add_parser(
+        "memory",
+        help="the bytes of each rank of a training run",
+        description="All flags but these are those of the training run; see examples/pretrain_gpt.sh --help.",
+        allow_abbrev=False,
+    )
+    memory.add_argument("--world-size", type=int, default=1, help="ranks of the run (default: 1)")
+    memory.add_argument("--json", action="store_true", help="print JSON")
+    flags, others = parser.parse_known_args()
+    if flags.command == "memory":
+        return _memory(flags, others)
+    if others:
+        parser.error(f"unrecognized arguments: {' '.join(others)}")
     try:
         chosen = read_csv(flags.csv) if flags.csv is not None else _make(flags)
         check(chosen)
@@ -75,6 +93,24 @@ def _report(schedule: Schedule, flags: argparse.Namespace) -> None:
     if flags.write_csv is not None:
         write_csv(schedule, flags.write_csv)
         print(f"wrote {flags.write_csv}")
+
+
+def _memory(flags: argparse.Namespace, training: Sequence[str]) -> int:
+    from megalite.config import parse_or_exit
+
+    config = parse_or_exit([*training, "--mock-data"], flags.world_size, rank=0)
+    import orjson
+    from rich.console import Console
+
+    from megalite.training.memory.plan import plan_memory
+    from megalite.training.memory.table import as_json, table
+
+    plan = plan_memory(config, flags.world_size)
+    if flags.json:
+        print(orjson.dumps(as_json(plan), option=orjson.OPT_INDENT_2).decode())
+    else:
+        Console(width=None if sys.stdout.isatty() else 200).print(table(plan))
+    return 0
 
 
 if __name__ == "__main__":

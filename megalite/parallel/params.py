@@ -232,7 +232,7 @@ class ParameterFactory:
         data = torch.full(sizes, constant, dtype=self.dtype, device=self.topology.device)
         parameter = nn.Parameter(data)
         parameter._record = record  # type: ignore[attr-defined]
-        if std:
+        if std and not self.topology.planned:
             values = _initial_block(self.seed, record, *global_block(parameter), std)
             with torch.no_grad():
                 narrow_to_block(parameter, parameter).copy_(values)

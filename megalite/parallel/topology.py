@@ -10,7 +10,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 
@@ -36,7 +38,8 @@ class Topology:
 
     `model` is tp x pp at one dp coordinate: the ranks that together hold one copy of the model. `world` is
     all ranks. `embedding` joins the first and the last stage, which share tied embeddings. `kv` joins the tp
-    ranks that share a key/value head, where there are fewer of these than ranks.
+    ranks that share a key/value head, where there are fewer of these than ranks. `planned`: the other ranks
+    are not there, see `planned_topology`.
     """
 
     rank: int
@@ -49,6 +52,7 @@ class Topology:
     device: torch.device
     kv: Axis = Axis("kv")
     world: Axis = Axis("world")
+    planned: bool = False
 
     def axis(self, name: str) -> Axis:
         """The axis called `name`: tp, dp, pp, model, embedding, kv or world."""
@@ -70,10 +74,10 @@ def axis_ranks(
         raise ValueError(f"world size {world_size} is not divisible by tensor {tensor} x pipeline {pipeline}")
     if tensor % kv_replicas:
         raise ValueError(f"tensor {tensor} is not divisible by {kv_replicas} replicas of each key/value head")
-    block = torch.arange(world_size).view(pipeline, -1, tensor)  # (pp, dp, tp)
+    block = np.arange(world_size).reshape(pipeline, -1, tensor)  # (pp, dp, tp)
 
     def rows(order: tuple[int, int, int], length: int) -> list[tuple[int, ...]]:
-        return [tuple(row) for row in block.permute(order).reshape(-1, length).tolist()]
+        return [tuple(row) for row in block.transpose(order).reshape(-1, length).tolist()]
 
     pipelines = rows((1, 2, 0), pipeline)
     return {
@@ -103,7 +107,7 @@ def build_topology(
     world_size = dist.get_world_size() if dist.is_initialized() else 1
     rank = dist.get_rank() if dist.is_initialized() else 0
     made: dict[tuple[tuple[int, ...], ...], dist.ProcessGroup | None] = {}
-    axes: dict[str, Axis] = {}
+    axes: dict[str, Any] = {}
     for name, rows in axis_ranks(world_size, tensor, pipeline, kv_replicas).items():
         shared = tuple(row for row in rows if len(row) > 1)
         if shared and shared not in made:  # e.g. model equals tp when there is one stage
@@ -113,6 +117,33 @@ def build_topology(
         mine = next((row for row in rows if rank in row), (rank,))
         axes[name] = Axis(name, len(mine), mine.index(rank), made[shared] if len(mine) > 1 else None, mine)
     return Topology(rank, world_size, **axes, device=device)
+
+
+def planned_topology(
+    world_size: int, rank: int, tensor: int, pipeline: int, device: torch.device, kv_replicas: int = 1
+) -> Topology:
+    """The place of `rank` in a job that is not there: collectives over its axes give shapes, no values.
+
+    Needs no processes and no default process group. Raises ValueError as `axis_ranks` does.
+    """
+    axes: dict[str, Any] = {}
+    for name, rows in axis_ranks(world_size, tensor, pipeline, kv_replicas).items():
+        mine = next((row for row in rows if rank in row), (rank,))
+        axes[name] = _absent_axis(name, mine, rank)
+    return Topology(rank, world_size, **axes, device=device, planned=True)
+
+
+def _absent_axis(name: str, ranks: tuple[int, ...], rank: int) -> Axis:
+    """With a group of torch's `fake` backend, which answers every collective at once."""
+    from torch._C._distributed_c10d import FakeProcessGroup
+
+    place, size = ranks.index(rank), len(ranks)
+    if size == 1:
+        return Axis(name, ranks=ranks)
+    group = dist.ProcessGroup(dist.HashStore(), place, size)
+    backend = FakeProcessGroup._create_internal(place, size)
+    group._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.CUSTOM, backend)
+    return Axis(name, size, place, group, ranks)
 
 
 def join_ends(
@@ -127,7 +158,9 @@ def join_ends(
     if first == last or (first, last) == (0, topology.pp.size - 1):
         return topology
     rows = [(row[first], row[last]) for row in pipelines]
-    group, _ = dist.new_subgroups_by_enumeration([list(row) for row in rows], timeout=timeout)
     mine = next((row for row in rows if topology.rank in row), (topology.rank,))
+    if topology.planned:
+        return replace(topology, embedding=_absent_axis("embedding", mine, topology.rank))
+    group, _ = dist.new_subgroups_by_enumeration([list(row) for row in rows], timeout=timeout)
     axis = Axis("embedding", len(mine), mine.index(topology.rank), group if len(mine) > 1 else None, mine)
     return replace(topology, embedding=axis)

@@ -66,7 +66,9 @@ class Trainer:
             for stage in placement.stages[topology.pp.rank]
         ]
         self.stages = build_stages(config.model, make, places, config.loss, config.activations)
-        self.links = build_links(placement, pipelines, topology.device, timeout)
+        self.links = (
+            [] if topology.planned else build_links(placement, pipelines, topology.device, timeout)
+        )
         parameters = [parameter for stage in self.stages for parameter in stage.parameters()]
         fusion = config.precision.gradient_accumulation_fusion_impl
         accumulate = IMPLEMENTATIONS[fusion if config.precision.gradient_accumulation_fusion else "none"]
@@ -88,6 +90,27 @@ class Trainer:
             topology.device,
             self.buckets.counted_in_norm,
         )
+
+    @property
+    def hidden_shape(self) -> tuple[int, int, int]:
+        """Of what stages pass on: (seq, micro_batch, hidden), with sequence parallelism a shard."""
+        model = self.config.model
+        shards = self.topology.tp.size if self.config.parallel.sequence_parallel else 1
+        return model.seq_length // shards, self.config.batch.micro_batch_size, model.hidden_size
+
+    def calls(self, normaliser: torch.Tensor | None, loss_grad: torch.Tensor | None) -> list[Stage]:
+        """The stages as a schedule calls them; the last one's loss is over `normaliser`.
+
+        `loss_grad`: what backward will hand in for that, if it is known by now.
+        """
+
+        def call_of(stage: GPTStage) -> Stage:
+            if stage.head is None or normaliser is None:
+                return stage
+            summed_loss_grad = None if loss_grad is None else loss_grad / normaliser
+            return lambda batch, hidden: stage(batch, hidden, summed_loss_grad) / normaliser
+
+        return [call_of(stage) for stage in self.stages]
 
     def train_step(self, microbatches: Sequence[Batch], learning_rate: float) -> StepOutcome:
         """Forward and backward over this rank's micro-batches, reduction, update."""
@@ -132,21 +155,12 @@ class Trainer:
         weight_gradients: WeightGradients | None = None,
     ) -> list[torch.Tensor]:
         """Loss of each micro-batch, summed over tokens, over `normaliser`; where the last stage is."""
-
-        def callable_stage(stage: GPTStage) -> Stage:
-            if stage.head is None or normaliser is None:
-                return stage
-            summed_loss_grad = None if loss_grad is None else loss_grad / normaliser
-            return lambda batch, hidden: stage(batch, hidden, summed_loss_grad) / normaliser
-
-        model, batch = self.config.model, self.config.batch
-        shards = self.topology.tp.size if self.config.parallel.sequence_parallel else 1
         return run_schedule(
             schedule[self.topology.pp.rank],
-            [callable_stage(stage) for stage in self.stages],
+            self.calls(normaliser, loss_grad),
             microbatches,
             self.links,
-            hidden_shape=(model.seq_length // shards, batch.micro_batch_size, model.hidden_size),
+            hidden_shape=self.hidden_shape,
             hidden_dtype=self.dtype,
             device=self.topology.device,
             loss_grad=loss_grad,

@@ -1,0 +1,67 @@
+"""The bytes of one rank by purpose, at the moment of a training step at which it holds the most."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+
+import torch
+
+from megalite.training.memory.timeline import Moment
+from megalite.training.memory.tracker import ACTIVATIONS, COMMUNICATION, LOGITS
+from megalite.training.step import Trainer
+
+
+@dataclass(frozen=True)
+class Account:
+    """Bytes by purpose.
+
+    `parameters`, `gradients`, `optimizer`: flat buffers, padding included. `activations`: held from forward
+    passes until their backward. `working`: of the operation that runs at the peak. `logits_and_loss`: both,
+    of the last stage's head. `communication`: messages between stages, buffers of collectives.
+    """
+
+    parameters: int
+    gradients: int
+    optimizer: int
+    activations: int = 0
+    working: int = 0
+    logits_and_loss: int = 0
+    communication: int = 0
+
+    @property
+    def total(self) -> int:
+        return sum(getattr(self, field.name) for field in fields(self))
+
+
+def peak(of: Sequence[Moment]) -> Moment:
+    """The moment with the most bytes, the first of equals."""
+    return max(of, key=lambda moment: moment.most.total())
+
+
+def account(buffers: Counter[str], moment: Moment) -> Account:
+    """`buffers`: bytes by purpose of what is always held, see `buffer_bytes`."""
+    held = min(moment.held[ACTIVATIONS], moment.most[ACTIVATIONS])  # a backward may have freed some already
+    return Account(
+        parameters=buffers["parameters"],
+        gradients=buffers["gradients"],
+        optimizer=buffers["optimizer"],
+        activations=held,
+        working=moment.most[ACTIVATIONS] - held,
+        logits_and_loss=moment.most[LOGITS],
+        communication=moment.most[COMMUNICATION] + buffers["communication"],
+    )
+
+
+def buffer_bytes(trainer: Trainer, device: torch.device) -> Counter[str]:
+    """Bytes on `device`, by purpose, of what a trainer holds from its construction on; each storage once."""
+    storages: dict[int, torch.UntypedStorage] = {}
+    total: Counter[str] = Counter()
+    states = (("optimizer", tensor) for tensor in trainer.optimizer.held())
+    for purpose, tensor in (*trainer.buckets.buffers(), *states):
+        storage = tensor.untyped_storage()
+        if tensor.device.type == device.type and storage._cdata not in storages:
+            storages[storage._cdata] = storage
+            total[purpose] += storage.nbytes()
+    return total

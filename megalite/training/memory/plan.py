@@ -1,0 +1,116 @@
+"""The memory of every rank of a run of any size, told by the trainer's own code without allocating it.
+
+The trainer of each pipeline rank is built on fake tensors, which have shapes and no memory, and in process
+groups that are not there; one micro-batch goes through each of its chunks and back while the bytes that are
+alive are counted. The schedule's table then gives the peak. Tensor- and data-parallel ranks of a stage are
+equal.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from megalite.config import Config, kv_replicas, stage_layers
+from megalite.data.batch import Batch
+from megalite.parallel.topology import planned_topology
+from megalite.pipeline.configured import ConfiguredSchedule
+from megalite.pipeline.schedule import Schedule
+from megalite.training.memory.account import Account, account, buffer_bytes, peak
+from megalite.training.memory.cost import ChunkCost, measure_chunk
+from megalite.training.memory.timeline import Moment, moments
+from megalite.training.memory.tracker import COMMUNICATION, LiveBytes
+from megalite.training.step import Trainer
+
+
+@dataclass(frozen=True)
+class RankPlan:
+    """A pipeline rank: the layers of its chunks, its bytes at the peak, and the moments of a step."""
+
+    rank: int
+    layers: tuple[range, ...]
+    account: Account
+    moments: tuple[Moment, ...]
+
+    @property
+    def in_flight(self) -> int:
+        """Micro-batches of a chunk in flight at the peak."""
+        return peak(self.moments).in_flight
+
+
+@dataclass(frozen=True)
+class MemoryPlan:
+    """All pipeline ranks of a run."""
+
+    config: Config
+    world_size: int
+    schedule: Schedule
+    ranks: tuple[RankPlan, ...]
+
+    @property
+    def largest(self) -> RankPlan:
+        """The rank that needs the most."""
+        return max(self.ranks, key=lambda rank: rank.account.total)
+
+
+@dataclass(frozen=True)
+class _Stage:
+    """What pipeline ranks of the same shape have in common."""
+
+    buffers: Counter[str]
+    costs: tuple[ChunkCost, ...]
+    reduction: Counter[str]
+    message: int
+
+
+def plan_memory(config: Config, world_size: int) -> MemoryPlan:
+    """The memory of a valid configuration on `world_size` ranks. Needs neither GPUs nor processes."""
+    schedule = ConfiguredSchedule(config).of(config.num_microbatches(world_size))
+    layers = stage_layers(config)
+    known: dict[tuple[tuple[int, bool, bool], ...], _Stage] = {}
+    ranks = []
+    for rank, stages in enumerate(schedule.stages):
+        shape = tuple((len(layers[stage]), stage == 0, stage == len(layers) - 1) for stage in stages)
+        if shape not in known:
+            known[shape] = _measure(config, world_size, rank)
+        stage = known[shape]
+        found = moments(schedule, rank, stage.costs, stage.message)
+        found.append(Moment(None, 0, Counter(), stage.reduction))
+        chunks = tuple(layers[stage] for stage in stages)
+        ranks.append(RankPlan(rank, chunks, account(stage.buffers, peak(found)), tuple(found)))
+    return MemoryPlan(config, world_size, schedule, tuple(ranks))
+
+
+def _measure(config: Config, world_size: int, pipeline_rank: int) -> _Stage:
+    parallel, device = config.parallel, torch.device("cpu")
+    tensor, pipeline = parallel.tensor_model_parallel_size, parallel.pipeline_model_parallel_size
+    first = pipeline_rank * (world_size // pipeline)
+    with FakeTensorMode():
+        replicas = kv_replicas(config.model, tensor)
+        topology = planned_topology(world_size, first, tensor, pipeline, device, replicas)
+        trainer = Trainer(config, topology)
+        buffers = buffer_bytes(trainer, device)
+        batch = _batch(config, device)
+        trainer.buckets.start_step(2)
+        costs = tuple(measure_chunk(trainer, chunk, batch) for chunk in range(len(trainer.stages)))
+        with LiveBytes() as live:
+            live.label = COMMUNICATION
+            trainer.buckets.finish()
+        message = torch.empty(trainer.hidden_shape, dtype=trainer.dtype).nbytes
+    return _Stage(buffers, costs, live.peak, message)
+
+
+def _batch(config: Config, device: torch.device) -> Batch:
+    """A micro-batch as the loader makes them."""
+    micro, seq = config.batch.micro_batch_size, config.model.seq_length
+    tokens = torch.zeros(micro, seq + 1, dtype=torch.int64, device=device)
+    return Batch(
+        tokens[:, :-1],
+        tokens[:, 1:],
+        torch.ones((), device=device).expand(micro, seq),
+        torch.arange(seq, device=device).expand(micro, seq),
+        torch.zeros(micro, dtype=torch.int64),
+    )

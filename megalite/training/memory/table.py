@@ -1,0 +1,73 @@
+"""A memory plan to be read: a table with a row for equal ranks, and the same as JSON."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, fields
+from itertools import groupby
+from typing import TYPE_CHECKING, Any
+
+from megalite.training.memory.account import Account
+from megalite.training.memory.plan import MemoryPlan, RankPlan
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+PURPOSES = {field.name: field.name.replace("_", " ") for field in fields(Account)}
+
+
+def shown(count: float) -> str:
+    """Bytes as MiB or GiB, in binary units."""
+    return f"{count / 2**30:.2f} GiB" if abs(count) >= 2**30 else f"{count / 2**20:.2f} MiB"
+
+
+def table(plan: MemoryPlan) -> Table:
+    """One row for neighbouring pipeline ranks with equal accounts, one column a purpose."""
+    from rich.table import Table
+
+    config, world = plan.config, plan.world_size
+    title = (
+        f"Memory of a rank at the peak of a step: {world} ranks, "
+        f"tp {config.parallel.tensor_model_parallel_size} x pp {len(plan.ranks)} x dp "
+        f"{config.data_parallel_size(world)}, {plan.schedule.microbatches} micro-batches of "
+        f"{config.batch.micro_batch_size}, {plan.schedule.name}"
+    )
+    made = Table(title=title, title_justify="left")
+    for heading in ("pp rank", "layers", "in flight", *PURPOSES.values(), "total"):
+        made.add_column(heading, justify="right")
+    for _, group in groupby(plan.ranks, key=_what_is_told):
+        equal = list(group)
+        account = equal[0].account
+        made.add_row(
+            _span([str(rank.rank) for rank in equal]),
+            " + ".join(str(len(chunk)) for chunk in equal[0].layers),
+            str(equal[0].in_flight),
+            *(shown(getattr(account, name)) for name in PURPOSES),
+            shown(account.total),
+        )
+    return made
+
+
+def as_json(plan: MemoryPlan) -> dict[str, Any]:
+    """Bytes by purpose for each pipeline rank."""
+    return {
+        "world_size": plan.world_size,
+        "schedule": plan.schedule.name,
+        "micro_batches": plan.schedule.microbatches,
+        "ranks": [
+            {
+                "pipeline_rank": rank.rank,
+                "layers": [[chunk.start, chunk.stop] for chunk in rank.layers],
+                "in_flight": rank.in_flight,
+                "bytes": {**asdict(rank.account), "total": rank.account.total},
+            }
+            for rank in plan.ranks
+        ],
+    }
+
+
+def _what_is_told(rank: RankPlan) -> tuple[Account, int, tuple[int, ...]]:
+    return rank.account, rank.in_flight, tuple(len(chunk) for chunk in rank.layers)
+
+
+def _span(names: list[str]) -> str:
+    return names[0] if len(names) == 1 else f"{names[0]} .. {names[-1]}"

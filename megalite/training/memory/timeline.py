@@ -1,0 +1,95 @@
+"""What one rank holds while it works through a schedule, from what a micro-batch costs in each chunk."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict, deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from megalite.pipeline.schedule import Action, Kind, Schedule
+from megalite.pipeline.simulation import Product, input_of, product_of
+from megalite.training.memory.cost import Bytes, ChunkCost
+from megalite.training.memory.tracker import COMMUNICATION
+
+
+@dataclass(frozen=True)
+class Moment:
+    """One action of a rank. `action`: None for the reduction that ends a step.
+
+    `in_flight`: micro-batches of a chunk that wait for their backward, the action's own with them. Bytes by
+    label: `held` for backward when the action starts, and the `most` that exist while it lasts.
+    """
+
+    action: Action | None
+    in_flight: int
+    held: Bytes
+    most: Bytes
+
+
+def moments(schedule: Schedule, rank: int, costs: Sequence[ChunkCost], message: int) -> list[Moment]:
+    """One for each action of `rank`, in order; `costs` by chunk, `message`: bytes between two stages.
+
+    Follows the executor: one receive is posted ahead, and a sent tensor is kept until `sends_in_flight` later
+    ones have left on its link, between two chunks of a rank also until it is taken.
+    """
+    actions = schedule.actions[rank]
+    receiving = [index for index, action in enumerate(actions) if _source(schedule, rank, action) != rank]
+    last_receive = receiving[-1] if receiving else -1
+    held: Bytes = Counter()
+    in_held: set[Product | None] = set()  # messages whose memory `held` includes
+    in_flight = 0
+    sent: dict[tuple[int, Kind], deque[Product]] = defaultdict(lambda: deque(maxlen=schedule.sends_in_flight))
+    not_taken: set[Product | None] = set()
+    found = []
+    for index, action in enumerate(actions):
+        cost, stage = costs[action.chunk], schedule.stages[rank][action.chunk]
+        taken, made = input_of(action, stage, schedule.num_stages), product_of(action, stage)
+        not_taken.discard(taken)
+        kept = {product for queue in sent.values() for product in queue} | not_taken
+        most = Counter(held)
+        most[COMMUNICATION] += ((index < last_receive) + len(kept - in_held - {taken})) * message
+        most.update(_within(action, cost))
+        in_flight += action.kind is Kind.F
+        found.append(Moment(action, in_flight, Counter(held), most))
+        in_flight -= action.kind in (Kind.B, Kind.W)
+        if action.kind is Kind.F:
+            held.update(cost.saved)
+            in_held |= {taken} | ({made} if cost.output_is_saved else set())
+        elif action.kind is Kind.W:
+            held.subtract(cost.put_off)
+            in_held -= {(Kind.B, stage, action.microbatch), (Kind.B, stage + 1, action.microbatch)}
+        else:
+            held.subtract(cost.saved)
+            in_held -= {(Kind.F, stage, action.microbatch), (Kind.F, stage - 1, action.microbatch)}
+            if action.kind is Kind.I:
+                held.update(cost.put_off)
+                in_held |= {made} if cost.gradient_is_put_off else set()
+                in_held |= {taken} if cost.put_off[COMMUNICATION] else set()
+        if (target := _target(schedule, action, stage)) is not None:
+            sent[target, made[0]].append(made)
+            if target == rank:
+                not_taken.add(made)
+    return found
+
+
+def _within(action: Action, cost: ChunkCost) -> Bytes:
+    return {
+        Kind.F: cost.forward,
+        Kind.B: cost.backward,
+        Kind.I: cost.input_gradient,
+        Kind.W: cost.weight_gradient,
+    }[action.kind]
+
+
+def _source(schedule: Schedule, rank: int, action: Action) -> int:
+    """The rank that sends what `action` starts from; its own when nobody does."""
+    taken = input_of(action, schedule.stages[rank][action.chunk], schedule.num_stages)
+    source = rank if taken is None else schedule.rank_of(taken[1])
+    assert source is not None  # every stage has a rank
+    return source
+
+
+def _target(schedule: Schedule, action: Action, stage: int) -> int | None:
+    """The rank that gets the result of `action`, None at the ends of the chain."""
+    step = {Kind.F: 1, Kind.B: -1, Kind.I: -1}.get(action.kind)
+    return None if step is None else schedule.rank_of(stage + step)

@@ -1,0 +1,79 @@
+"""Counts the bytes of all tensors that are alive, operation by operation, on real and on fake tensors."""
+
+from __future__ import annotations
+
+import weakref
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+ACTIVATIONS, LOGITS, COMMUNICATION = "activations", "logits and loss", "communication"
+
+
+class LiveBytes(TorchDispatchMode):
+    """Within its `with` block: the storages that operations made and that still exist.
+
+    A storage counts as long as anything holds it (a variable, autograd for the backward pass, a message on
+    its way), once however many views it has, and under the `label` that was set when it was made. Storages
+    from before the block do not count. What a kernel uses and frees within one operation is not seen.
+
+    `peak`: the bytes by label at the moment with the most, since `restart`.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.label = ACTIVATIONS
+        self._labels: dict[int, str | None] = {}  # by storage; None: from before
+        self._storages: dict[int, weakref.ref[torch.UntypedStorage]] = {}
+        self.peak: Counter[str] = Counter()
+
+    def __torch_dispatch__(
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        kwargs = kwargs or {}
+        for leaf in tree_leaves((args, kwargs)):
+            self._note(leaf, None)
+        result = func(*args, **kwargs)
+        for leaf in tree_leaves(result):
+            self._note(leaf, self.label)
+        self._look()
+        return result
+
+    def bytes(self) -> Counter[str]:
+        """Bytes that exist now, by label."""
+        total: Counter[str] = Counter()
+        for key, reference in list(self._storages.items()):
+            label, storage = self._labels[key], reference()
+            if label is not None and storage is not None:
+                total[label] += storage.nbytes()
+        return total
+
+    def restart(self) -> None:
+        """Forget the peak so far."""
+        self.peak = self.bytes()
+
+    def _look(self) -> None:
+        now = self.bytes()
+        if now.total() > self.peak.total():
+            self.peak = now
+
+    def _note(self, leaf: Any, label: str | None) -> None:
+        if not isinstance(leaf, torch.Tensor):
+            return
+        storage = leaf.untyped_storage()
+        key = storage._cdata
+        if key not in self._storages:
+            self._labels[key] = label
+            self._storages[key] = weakref.ref(storage, lambda _: self._forget(key))
+
+    def _forget(self, key: int) -> None:
+        self._storages.pop(key, None)
+        self._labels.pop(key, None)
