@@ -8,15 +8,12 @@ tensors as that of the GPU.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-import torch.distributed as dist
-from torch._C._distributed_c10d import FakeProcessGroup
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd.graph import get_gradient_edge
 from torch.multiprocessing.reductions import StorageWeakRef
@@ -30,7 +27,7 @@ from megalite.model.rebuild import storage_id
 from megalite.model.recompute import layer_groups
 from megalite.parallel.buckets import BucketOptions, GradientBuckets
 from megalite.parallel.params import ParameterFactory
-from megalite.parallel.topology import Axis, Topology
+from megalite.parallel.topology import planned_topology
 
 KEEP_ALL = ActivationConfig()
 ELEMENTWISE = 10  # FLOPs an element of what is no matrix product: a GELU or a norm takes about as many
@@ -106,10 +103,9 @@ class _FakeStage:
     """A pipeline of one stage, as tensor-parallel rank 0 sees it."""
 
     def __init__(self, config: Config, layers: int, settings: ActivationConfig) -> None:
-        parallel, model = config.parallel, replace(config.model, init_method_std=0.0)  # no values are drawn
-        topology = _topology(
-            parallel.tensor_model_parallel_size, kv_replicas(model, parallel.tensor_model_parallel_size)
-        )
+        parallel, model = config.parallel, config.model
+        tensor, cpu = parallel.tensor_model_parallel_size, torch.device("cpu")
+        topology = planned_topology(tensor, 0, tensor, 1, cpu, kv_replicas(model, tensor))
         self.dtype: torch.dtype = getattr(torch, config.precision.params_dtype)
         make = ParameterFactory(topology, self.dtype, config.run.seed, parallel.sequence_parallel)
         (self.stage,) = build_stages(model, make, [StagePlace(range(layers))], config.loss, settings)
@@ -206,20 +202,3 @@ def flops_of(operation: Any, args: tuple[Any, ...], results: list[torch.Tensor],
         return 0
     in_place = name.endswith("_")
     return ELEMENTWISE * max((each.numel() for each in results), default=0) if makes_new or in_place else 0
-
-
-def _topology(tensor_parallel: int, replicas: int) -> Topology:
-    """One replica of one stage, seen from tensor-parallel rank 0; communication does nothing.
-
-    `replicas`: tp ranks that share a key/value head.
-    """
-    device = torch.device("cpu")
-    axes = {one.name: Axis(one.name) for one in dataclasses.fields(Topology) if one.type in (Axis, "Axis")}
-    backend = dist.ProcessGroup.BackendType.CUSTOM
-    for name, size in (("tp", tensor_parallel), ("kv", replicas)):
-        if size > 1:
-            group = dist.ProcessGroup(dist.HashStore(), 0, size)
-            group._register_backend(device, backend, FakeProcessGroup._create_internal(0, size))
-            group._set_default_backend(backend)
-            axes[name] = Axis(name, size, 0, group, tuple(range(size)))
-    return Topology(rank=0, world_size=tensor_parallel, device=device, **axes)

@@ -143,6 +143,7 @@ def _absent_axis(name: str, ranks: tuple[int, ...], rank: int) -> Axis:
     group = dist.ProcessGroup(dist.HashStore(), place, size)
     backend = FakeProcessGroup._create_internal(place, size)
     group._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.CUSTOM, backend)
+    group._set_default_backend(dist.ProcessGroup.BackendType.CUSTOM)
     return Axis(name, size, place, group, ranks)
 
 
