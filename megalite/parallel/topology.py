@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
-from typing import Any
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -52,7 +52,7 @@ class Topology:
     device: torch.device
     kv: Axis = Axis("kv")
     world: Axis = Axis("world")
-    planned: bool = False
+    planned: ClassVar[bool] = False
 
     def axis(self, name: str) -> Axis:
         """The axis called `name`: tp, dp, pp, model, embedding, kv or world."""
@@ -60,6 +60,12 @@ class Topology:
         if not isinstance(axis, Axis):
             raise KeyError(f"no axis {name!r}")
         return axis
+
+
+class PlannedTopology(Topology):
+    """A place among ranks that are not there."""
+
+    planned = True
 
 
 def axis_ranks(
@@ -107,7 +113,7 @@ def build_topology(
     world_size = dist.get_world_size() if dist.is_initialized() else 1
     rank = dist.get_rank() if dist.is_initialized() else 0
     made: dict[tuple[tuple[int, ...], ...], dist.ProcessGroup | None] = {}
-    axes: dict[str, Any] = {}
+    axes: dict[str, Axis] = {}
     for name, rows in axis_ranks(world_size, tensor, pipeline, kv_replicas).items():
         shared = tuple(row for row in rows if len(row) > 1)
         if shared and shared not in made:  # e.g. model equals tp when there is one stage
@@ -126,11 +132,11 @@ def planned_topology(
 
     Needs no processes and no default process group. Raises ValueError as `axis_ranks` does.
     """
-    axes: dict[str, Any] = {}
+    axes: dict[str, Axis] = {}
     for name, rows in axis_ranks(world_size, tensor, pipeline, kv_replicas).items():
         mine = next((row for row in rows if rank in row), (rank,))
         axes[name] = _absent_axis(name, mine, rank)
-    return Topology(rank, world_size, **axes, device=device, planned=True)
+    return PlannedTopology(rank, world_size, **axes, device=device)
 
 
 def _absent_axis(name: str, ranks: tuple[int, ...], rank: int) -> Axis:
