@@ -87,6 +87,9 @@ def test_weights_loaded_from_elsewhere_become_the_master(form: dict[str, Any]) -
         bucket.weights.mul_(3)
     loaded = [bucket.weights.clone() for bucket in buckets.buckets]
     optimizer.copy_weights_to_master()
+    for block in optimizer.state_blocks():
+        if block.kind == "master":
+            assert torch.equal(block.values, block.param.detach().flatten().float())
     optimizer.step(0.0)
     assert all(map(torch.equal, [bucket.weights for bucket in buckets.buckets], loaded))
 
