@@ -6,6 +6,9 @@ tests.
 
 from __future__ import annotations
 
+import time
+from typing import Any, Protocol
+
 import torch
 import torch.distributed as dist
 
@@ -65,6 +68,63 @@ def synchronize(device: torch.device) -> None:
     """Wait until everything submitted to `device` is done; nothing to wait for on a CPU."""
     if device.type != "cpu":
         torch.accelerator.synchronize(device)  # device only
+
+
+Mark = Any
+"""A point on a clock's time line."""
+
+
+class Clock(Protocol):
+    """Marks points in the time of what a process computes; to be read when its device is idle."""
+
+    def now(self) -> Mark:
+        """What was submitted so far is done."""
+
+    def when_done(self, work: dist.Work) -> Mark:
+        """A collective is done, whoever waits for it."""
+
+    def seconds(self, start: Mark, end: Mark) -> float:
+        """From one mark to another."""
+
+
+class HostClock:
+    """For computing on the CPU. A mark is a list of one number, which may come later."""
+
+    def now(self) -> list[float]:
+        return [time.perf_counter()]
+
+    def when_done(self, work: dist.Work) -> list[float]:
+        mark: list[float] = []
+        work.get_future().then(lambda _: mark.append(time.perf_counter()))
+        return mark
+
+    def seconds(self, start: list[float], end: list[float]) -> float:
+        return end[0] - start[0]
+
+
+class DeviceClock:  # device only
+    """Events on the device's own time line: nothing waits for them."""
+
+    def __init__(self, device: torch.device):
+        self._beside = torch.cuda.Stream(device)
+
+    def now(self) -> torch.cuda.Event:
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def when_done(self, work: dist.Work) -> torch.cuda.Event:
+        with torch.cuda.stream(self._beside):
+            work.wait()
+            return self.now()
+
+    def seconds(self, start: torch.cuda.Event, end: torch.cuda.Event) -> float:
+        return start.elapsed_time(end) / 1e3
+
+
+def clock_of(device: torch.device) -> Clock:
+    """The clock of what `device` computes."""
+    return HostClock() if device.type == "cpu" else DeviceClock(device)
 
 
 def peak_memory_bytes(device: torch.device) -> int:

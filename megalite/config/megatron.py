@@ -46,11 +46,9 @@ ABSENT = {
         "checkpoints"
     ),
     "--use-checkpoint-args": "give --config with the config.yaml that lies beside the checkpoints",
-    "--grad-reduce-in-bf16": "use --use-precision-aware-optimizer --main-grads-dtype bf16",
     "--offload-optimizer-states": "use --optimizer-cpu-offload, which keeps them in host memory",
     "--fp16-lm-cross-entropy": "the loss is always computed in fp32",
     "--fp8-format": "use --bf16",
-    "--ddp-num-buckets": "use --ddp-bucket-size",
     "--ddp-pad-buckets-for-high-nccl-busbw --tp-comm-overlap": "leave it out",
     "--use-tp-pp-dp-mapping": "ranks are ordered tensor, data, pipeline, the first fastest",
     "--per-split-data-args-path": "use --train-data-path, --valid-data-path and --test-data-path",

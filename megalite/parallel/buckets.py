@@ -59,10 +59,11 @@ class _Sink:
 class BucketOptions:
     """How gradients are reduced and what is shared out.
 
-    `bucket_size`: elements, None for the default. `overlap`: reduce during backward. `zero_stage`: see the
-    module. `overlap_gather`: go on after an update while weights are gathered, until they are used.
-    `prefetch_units`: at stage 3 how many units are gathered ahead of the one that computes. `main_grads`:
-    dtype of the gradients, None for the usual.
+    `bucket_size`: elements, or `num_buckets`: how many there are to be; None for the default. `overlap`:
+    reduce during backward. `zero_stage`: see the module. `overlap_gather`: go on after an update while
+    weights are gathered, until they are used. `prefetch_units`: at stage 3 how many units are gathered ahead
+    of the one that computes. `reduce_in_bf16`: gradients travel in bf16. `main_grads`: their dtype, None for
+    the usual.
     """
 
     bucket_size: int | None = None
@@ -71,6 +72,8 @@ class BucketOptions:
     overlap_gather: bool = False
     prefetch_units: int = 1
     main_grads: torch.dtype | None = None
+    num_buckets: int | None = None
+    reduce_in_bf16: bool = False
 
 
 class GradientBuckets:
@@ -104,7 +107,7 @@ class GradientBuckets:
         if self.stage == 3:
             groups = _by_unit(ordered, units)
         else:
-            groups = _by_size(ordered, options.bucket_size or default_bucket_size(topology.dp.size))
+            groups = _by_size(ordered, _bucket_size(ordered, options, topology.dp.size))
         self._layouts = [place(group) for group in groups]
         self._allocate(self._layouts)
         for slots, gradients in zip(self._layouts, self._gradients, strict=True):
@@ -138,7 +141,7 @@ class GradientBuckets:
         self._gradients: list[BucketGradients] = []
         self._weights: list[BucketWeights] = []
         kept = zip(layouts, parts, kept_weights, kept_grads, strict=True)
-        for slots, part, some_weights, some_grads in kept:
+        for index, (slots, part, some_weights, some_grads) in enumerate(kept):
             start = dp.rank * part if self.stage else 0
             mine, my_slots = slice(start, start + part), cut(slots, start, start + part)
             whole = weights.new_zeros(part * ranks) if self.stage > 2 else some_weights
@@ -149,15 +152,17 @@ class GradientBuckets:
             my_grads = some_grads if self.stage > 1 else some_grads[mine]
             self.buckets.append(FlatBucket(my_weights, my_grads, my_slots))
             self.held.append(FlatWeights(some_weights, my_slots if self.stage > 2 else slots))
-            self._weights.append(BucketWeights(whole, my_weights, dp))
+            self._weights.append(BucketWeights(whole, my_weights, dp, index))
             self._gradients.append(
                 BucketGradients(
                     slots,
                     my_grads,
                     dp,
+                    index,
                     whole=None if self.stage > 1 else some_grads,
                     pool=self._pool,
                     overlap=self.options.overlap,
+                    in_bf16=self.options.reduce_in_bf16,
                 )
             )
 
@@ -260,6 +265,12 @@ def main_grad(param: nn.Parameter) -> torch.Tensor:
     if sink is None:
         raise KeyError(f"{record_of(param).name} is in no bucket")
     return sink.main_grad
+
+
+def _bucket_size(params: Sequence[nn.Parameter], options: BucketOptions, dp_size: int) -> int:
+    if options.num_buckets is not None:
+        return -(-sum(param.numel() for param in params) // options.num_buckets)
+    return options.bucket_size or default_bucket_size(dp_size)
 
 
 def _by_size(params: Sequence[nn.Parameter], bucket_size: int) -> list[list[nn.Parameter]]:

@@ -22,14 +22,15 @@ class BucketWeights:
     of them, keep their place in the storage, which is emptied and filled again beneath them.
     """
 
-    def __init__(self, whole: torch.Tensor, part: torch.Tensor, dp: Axis):
-        self.whole, self.part, self.dp = whole, part, dp
+    def __init__(self, whole: torch.Tensor, part: torch.Tensor, dp: Axis, index: int):
+        self.whole, self.part, self.dp, self.index = whole, part, dp, index
         self.present = True
         self._work: dist.Work | None = None
 
     def start_gathering(self) -> None:
         """Begin to collect the parts of all ranks."""
-        self._work = start_all_gather_into(self.whole, self.part, self.dp)
+        gather = partial(start_all_gather_into, self.whole, self.part, self.dp)
+        self._work = self.dp.traffic.start("gathering", self.index, gather)
 
     def wait(self) -> None:
         """Wait until the weights are whole, if they are being gathered."""

@@ -24,7 +24,8 @@ def all_reduce(
 ) -> torch.Tensor:
     """`tensor` reduced over `axis`, in place."""
     if axis.group is not None:
-        dist.all_reduce(tensor, op=op, group=axis.group)
+        with axis.traffic.waiting(axis.name):
+            dist.all_reduce(tensor, op=op, group=axis.group)
     return tensor
 
 
@@ -34,7 +35,7 @@ def start_all_gather(shard: torch.Tensor, axis: Axis) -> tuple[torch.Tensor, dis
         return shard, None
     whole = shard.new_empty((shard.shape[0] * axis.size, *shard.shape[1:]))
     work = _all_gather(whole, shard.contiguous(), group=axis.group, async_op=True)
-    return whole, work
+    return whole, axis.traffic.watched(axis.name, work)
 
 
 def start_reduce_scatter(whole: torch.Tensor, axis: Axis) -> tuple[torch.Tensor, dist.Work | None]:
@@ -43,14 +44,19 @@ def start_reduce_scatter(whole: torch.Tensor, axis: Axis) -> tuple[torch.Tensor,
         return whole, None
     shard = whole.new_empty((whole.shape[0] // axis.size, *whole.shape[1:]))
     work = _reduce_scatter(shard, whole.contiguous(), group=axis.group, async_op=True)
-    return shard, work
+    return shard, axis.traffic.watched(axis.name, work)
 
 
-def start_reduce_scatter_into(part: torch.Tensor, whole: torch.Tensor, axis: Axis) -> dist.Work:
-    """Begin to sum flat `whole` over the axis and to write this rank's part, which may be its own slice of
-    `whole`, to `part`. What is in `whole` afterwards is undefined elsewhere.
-    """
-    return _reduce_scatter(part, whole, group=axis.group, async_op=True)
+def my_part(whole: torch.Tensor, axis: Axis) -> torch.Tensor:
+    """This rank's part of a flat tensor that the ranks of `axis` share equally."""
+    return whole.chunk(axis.size)[axis.rank]
+
+
+def start_reduce_to_parts(whole: torch.Tensor, axis: Axis) -> dist.Work:
+    """Begin to sum flat `whole` over the axis into this rank's part of it; the rest becomes undefined."""
+    if whole.device.type == "cpu":  # Gloo's reduce-scatter is an all-reduce of a copy
+        return dist.all_reduce(whole, group=axis.group, async_op=True)
+    return _reduce_scatter(my_part(whole, axis), whole, group=axis.group, async_op=True)  # device only
 
 
 def start_all_gather_into(whole: torch.Tensor, part: torch.Tensor, axis: Axis) -> dist.Work:
@@ -62,7 +68,8 @@ def start_all_reduce(tensor: torch.Tensor, axis: Axis) -> tuple[torch.Tensor, di
     """Begin to sum `tensor` over the axis, in place."""
     if axis.group is None:
         return tensor, None
-    return tensor, dist.all_reduce(tensor, group=axis.group, async_op=True)
+    work = dist.all_reduce(tensor, group=axis.group, async_op=True)
+    return tensor, axis.traffic.watched(axis.name, work)
 
 
 def finish(result: tuple[torch.Tensor, dist.Work | None]) -> torch.Tensor:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 import torch.distributed as dist
 
 from megalite.parallel.flat import Slot
-from megalite.parallel.mappings import start_reduce_scatter_into
+from megalite.parallel.half_reduction import HalfReduction
+from megalite.parallel.mappings import my_part, start_reduce_to_parts
 from megalite.parallel.params import record_of
 from megalite.parallel.topology import Axis
 
@@ -53,7 +55,7 @@ class BucketGradients:
     Without `pool`, `whole` holds the gradients of all micro-batches and is reduced once a step; `part` is
     `whole` (the sum on every rank) or this rank's slice of it. With a pool the gradients of each micro-batch
     are reduced and added to `part`, of its own memory. With `overlap` a reduction begins as soon as the last
-    gradient is in.
+    gradient is in; `in_bf16`: see `HalfReduction`.
     """
 
     def __init__(
@@ -61,19 +63,22 @@ class BucketGradients:
         slots: Sequence[Slot],
         part: torch.Tensor,
         dp: Axis,
+        index: int,
         *,
         whole: torch.Tensor | None,
         pool: GradientPool | None,
         overlap: bool,
+        in_bf16: bool,
     ):
-        self.part, self.dp, self.pool, self.overlap = part, dp, pool, overlap
+        self.part, self.dp, self.index, self.pool, self.overlap = part, dp, index, pool, overlap
+        self._in_bf16 = in_bf16
         self._whole = whole
         self._scattered = whole is None or whole.numel() > part.numel()
         self._length = part.numel() * (dp.size if self._scattered else 1)
         self._uses = sum(record_of(slot.param).uses for slot in slots)
         self._expected = self._missing = 0  # contributions to a reduction: all, and still to come
         self._begun = False
-        self.work: dist.Work | None = None
+        self.work: dist.Work | HalfReduction | None = None
         self._buffer: torch.Tensor | None = None  # of the pool, of which `_whole` is the beginning
         self._reducing: torch.Tensor | None = None
 
@@ -114,13 +119,19 @@ class BucketGradients:
             return
         self.wait()  # for the micro-batch before
         self._begun = True
-        if not self._scattered:
-            self.work = dist.all_reduce(self._whole, group=self.dp.group, async_op=True)
-            return
-        self.work = start_reduce_scatter_into(self._mine(self._whole), self._whole, self.dp)
+        self.work = self._reduction_of(self._whole)
         if self.pool is not None:
             self._reducing, self._whole = self._buffer, None
             self.pool.lent_until_reduced(self)
+
+    def _reduction_of(self, whole: torch.Tensor) -> dist.Work | HalfReduction:
+        if self._in_bf16:
+            return HalfReduction(whole, self.dp, self.index, everywhere=not self._scattered)
+        if self._scattered:
+            reduce = partial(start_reduce_to_parts, whole, self.dp)
+        else:
+            reduce = partial(dist.all_reduce, whole, group=self.dp.group, async_op=True)
+        return self.dp.traffic.start("reduction", self.index, reduce)
 
     def wait(self) -> None:
         """Wait for the reduction under way, if there is one."""
@@ -130,14 +141,10 @@ class BucketGradients:
         self.work = None
         if self.pool is not None:
             assert self._reducing is not None
-            self.part.add_(self._mine(self._reducing))
+            self.part.add_(my_part(self._reducing[: self._length], self.dp))
             self.pool.give_back(self, self._reducing)
             self._reducing = None
 
     def start_rest(self) -> None:
         """Begin to reduce what has not been: without overlap, or when a gradient did not come."""
         self._start()
-
-    def _mine(self, whole: torch.Tensor) -> torch.Tensor:
-        start = self.dp.rank * self.part.numel()
-        return whole[start : start + self.part.numel()]

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import nn
 
+from megalite.parallel.flat import FlatWeights
 from megalite.parallel.mappings import finish, start_all_gather
 from megalite.parallel.params import record_of
 from megalite.parallel.topology import Axis, Topology
@@ -31,25 +32,30 @@ def fingerprint(tensor: torch.Tensor) -> torch.Tensor:
     return total
 
 
-def differing_replicas(parameters: Sequence[nn.Parameter], topology: Topology) -> list[str]:
-    """What each axis of this rank's says of `parameters` that differ on it, all of this process's in order.
+def differing_replicas(
+    held: Sequence[FlatWeights], topology: Topology, shared_out: bool = False
+) -> list[str]:
+    """What each axis of this rank's says of weights in `held` that differ on it, all of this process's in
+    order.
 
-    Each entry names a parameter and the ranks that hold other bits than most. A collective over every axis
-    with replicas; one host synchronisation an axis.
+    Each entry names a parameter and the ranks that hold other bits than most. With `shared_out` each dp rank
+    holds something else: there are no replicas over dp. A collective over every axis with replicas; one host
+    synchronisation an axis.
     """
     found: list[str] = []
-    for name in ("dp", "tp", "kv", "embedding"):
+    pieces = [(slot.param, one.weights[slot.start : slot.stop]) for one in held for slot in one.slots]
+    for name in ("tp", "kv", "embedding") if shared_out else ("dp", "tp", "kv", "embedding"):
         axis = topology.axis(name)
-        shared = [one for one in parameters if name == "dp" or name in record_of(one).replicated_over]
+        shared = [one for one in pieces if name == "dp" or name in record_of(one[0]).replicated_over]
         if axis.size > 1 and shared:
             found += _differing_over(axis, shared)
     return found
 
 
-def _differing_over(axis: Axis, parameters: Sequence[nn.Parameter]) -> Iterator[str]:
-    mine = torch.stack([fingerprint(parameter) for parameter in parameters]).unsqueeze(0)
+def _differing_over(axis: Axis, pieces: Sequence[tuple[nn.Parameter, torch.Tensor]]) -> Iterator[str]:
+    mine = torch.stack([fingerprint(values) for _, values in pieces]).unsqueeze(0)
     by_rank = finish(start_all_gather(mine, axis)).t().tolist()  # for each parameter each rank's
-    for parameter, prints in zip(parameters, by_rank, strict=True):
+    for (parameter, _), prints in zip(pieces, by_rank, strict=True):
         usual = max(prints, key=prints.count)
         same = [rank for rank, one in zip(axis.ranks, prints, strict=True) if one == usual]
         other = [rank for rank in axis.ranks if rank not in same]

@@ -8,13 +8,15 @@ over it is the identity.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 import torch.distributed as dist
+
+from megalite.parallel.traffic import Traffic
 
 
 @dataclass(frozen=True)
@@ -22,7 +24,7 @@ class Axis:
     """One axis of the mesh as seen by this process.
 
     `ranks` are the global ranks on it in order, `rank` is this process's place among them; `group` is
-    None when `size` is 1.
+    None when `size` is 1. Collectives are waited for through `traffic`.
     """
 
     name: str
@@ -30,6 +32,7 @@ class Axis:
     rank: int = 0
     group: dist.ProcessGroup | None = None
     ranks: tuple[int, ...] = (0,)
+    traffic: Traffic = field(default_factory=Traffic, compare=False)
 
 
 @dataclass(frozen=True)
@@ -53,6 +56,11 @@ class Topology:
     kv: Axis = Axis("kv")
     world: Axis = Axis("world")
     planned: ClassVar[bool] = False
+
+    @property
+    def traffic(self) -> Traffic:
+        """How collectives are started and waited for, on all axes."""
+        return self.dp.traffic
 
     def axis(self, name: str) -> Axis:
         """The axis called `name`: tp, dp, pp, model, embedding, kv or world."""
@@ -169,5 +177,16 @@ def join_ends(
     if topology.planned:
         return replace(topology, embedding=_absent_axis("embedding", mine, topology.rank))
     group, _ = dist.new_subgroups_by_enumeration([list(row) for row in rows], timeout=timeout)
-    axis = Axis("embedding", len(mine), mine.index(topology.rank), group if len(mine) > 1 else None, mine)
+    shared = group if len(mine) > 1 else None
+    axis = Axis("embedding", len(mine), mine.index(topology.rank), shared, mine, topology.traffic)
     return replace(topology, embedding=axis)
+
+
+def with_traffic(topology: Topology, traffic: Traffic) -> Topology:
+    """`topology` whose collectives all go through `traffic`."""
+    axes: dict[str, Any] = {
+        name: replace(axis, traffic=traffic)
+        for name, axis in vars(topology).items()
+        if isinstance(axis, Axis)
+    }
+    return replace(topology, **axes)

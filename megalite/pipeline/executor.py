@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
+from megalite.parallel.traffic import Traffic
 from megalite.parallel.weight_gradients import WeightGradients
 from megalite.pipeline import p2p
 from megalite.pipeline.links import ChunkLinks, Link
@@ -32,6 +33,7 @@ def run_schedule(
     loss_grad: torch.Tensor | None = None,
     weight_gradients: WeightGradients | None = None,
     sends_in_flight: int = 2,
+    traffic: Traffic | None = None,
 ) -> list[torch.Tensor]:
     """Work through `actions` (`schedule[rank]`); return the last stage's results, detached, by micro-batch.
 
@@ -56,6 +58,7 @@ def run_schedule(
         loss_grad=loss_grad,
         weight_gradients=weight_gradients,
         sends_in_flight=sends_in_flight,
+        traffic=traffic or Traffic(),
     )
     with torch.set_grad_enabled(run.training):
         for index, action in enumerate(actions):
@@ -101,6 +104,7 @@ class _Run:
         loss_grad: torch.Tensor | None,
         weight_gradients: WeightGradients | None,
         sends_in_flight: int,
+        traffic: Traffic,
     ) -> None:
         self.stages = stages
         self.microbatches = microbatches
@@ -111,6 +115,7 @@ class _Run:
         self.weight_gradients = weight_gradients
         self.put_off: dict[tuple[int, int], list[Callable[[], None]]] = {}  # (chunk, micro-batch)
         self.sends_in_flight = sends_in_flight
+        self.traffic = traffic
         self.results: dict[int, torch.Tensor] = {}
         self.saved: dict[tuple[int, int], _Saved] = {}  # (chunk, micro-batch)
         self.posted = 0  # receives of the actions before this index have been posted
@@ -181,12 +186,14 @@ class _Run:
 
     def _arrived(self) -> torch.Tensor:
         _, receive = self.receives.popleft()
-        return receive.wait()
+        with self.traffic.waiting("pp"):
+            return receive.wait()
 
     def _send(self, tensor: torch.Tensor, link: Link) -> None:
         pending = self.sends[id(link)]
         if len(pending) == self.sends_in_flight:
-            pending.popleft().wait()
+            with self.traffic.waiting("pp"):
+                pending.popleft().wait()
         pending.append(p2p.send(tensor, link))
 
     def _check_hidden(self, output: torch.Tensor, action: Action) -> None:

@@ -105,7 +105,10 @@ def train(
             check_replicas(trainer, progress.iteration)
         if progress.iteration % every == 0 or progress.iteration in (1, last):
             progress = window.settle(progress)
+            lines = window.timing(trainer.buckets.lengths)
             reporter.step(window.close(progress, rate))
+            for line in lines:
+                reporter.say(line)
         validating = progress.iteration < last and due(progress.iteration, config.evaluation.eval_interval)
         saving = may_save and due(progress.iteration, config.checkpoint.save_interval)
         if validating or saving:

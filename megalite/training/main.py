@@ -37,10 +37,11 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _run(config: Config, place: Place) -> int:
-    from megalite.accelerator import DeviceError, backend_for, local_device
+    from megalite.accelerator import DeviceError, backend_for, clock_of, local_device
     from megalite.checkpoint import CheckpointError
     from megalite.data.errors import DataError
-    from megalite.parallel.topology import build_topology
+    from megalite.parallel.topology import build_topology, with_traffic
+    from megalite.parallel.traffic import TimedTraffic
     from megalite.training.errors import TrainingError
     from megalite.training.loop import run
 
@@ -55,7 +56,10 @@ def _run(config: Config, place: Place) -> int:
         with _process_group(backend_for(device, parallel.distributed_backend), place, timeout):
             tensor, pipeline = parallel.tensor_model_parallel_size, parallel.pipeline_model_parallel_size
             replicas = kv_replicas(config.model, tensor)
-            run(config, build_topology(tensor, pipeline, device, timeout, replicas))
+            topology = build_topology(tensor, pipeline, device, timeout, replicas)
+            if config.logging.timing_log_level:
+                topology = with_traffic(topology, TimedTraffic(clock_of(device)))
+            run(config, topology)
     except (TrainingError, CheckpointError) as error:  # the same on every rank
         if place.rank == 0:
             print(f"error: {error}", file=sys.stderr, flush=True)

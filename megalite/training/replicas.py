@@ -20,7 +20,8 @@ def check_replicas(trainer: Trainer, iteration: int) -> None:
     topology = trainer.topology
     if topology.world_size == 1:
         return
-    mine = differing_replicas(trainer.buckets.parameters, topology)
+    trainer.buckets.wait_for_weights()
+    mine = differing_replicas(trainer.buckets.held, topology, shared_out=trainer.buckets.stage == 3)
     anywhere = torch.tensor(len(mine), device=topology.device)
     dist.all_reduce(anywhere, op=dist.ReduceOp.MAX)
     if not anywhere:

@@ -73,12 +73,14 @@ class Trainer:
         fusion = config.precision.gradient_accumulation_fusion_impl
         accumulate = IMPLEMENTATIONS[fusion if config.precision.gradient_accumulation_fusion else "none"]
         options = BucketOptions(
-            parallel.ddp_bucket_size,
-            parallel.overlap_grad_reduce,
-            zero_stage(config),
-            parallel.overlap_param_gather,
-            parallel.zero_prefetch_layers,
-            narrow_dtype(config.precision.main_grads_dtype),
+            bucket_size=parallel.ddp_bucket_size,
+            num_buckets=parallel.ddp_num_buckets,
+            overlap=parallel.overlap_grad_reduce,
+            reduce_in_bf16=parallel.grad_reduce_in_bf16,
+            main_grads=narrow_dtype(config.precision.main_grads_dtype),
+            zero_stage=zero_stage(config),
+            overlap_gather=parallel.overlap_param_gather,
+            prefetch_units=parallel.zero_prefetch_layers,
         )
         units = [unit for stage in self.stages for unit in stage.units()]
         self.buckets = GradientBuckets(parameters, topology, options, units, accumulate)
@@ -124,7 +126,8 @@ class Trainer:
             weight_gradients=self.buckets.weight_gradients,
         )
         self.buckets.finish()
-        update = self.optimizer.step(learning_rate)
+        with self.topology.traffic.part("optimizer"):
+            update = self.optimizer.step(learning_rate)
         self.buckets.gather_weights()
         loss = torch.stack(losses).sum() if losses else torch.zeros((), device=self.topology.device)
         return StepOutcome(loss, update)
@@ -166,6 +169,7 @@ class Trainer:
             loss_grad=loss_grad,
             weight_gradients=weight_gradients,
             sends_in_flight=schedule.sends_in_flight,
+            traffic=self.topology.traffic,
         )
 
     def blocks(self, with_optimizer: bool = True) -> Iterator[Block]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -11,12 +12,14 @@ from megalite.accelerator import peak_memory_bytes, synchronize
 from megalite.config import Config
 from megalite.parallel.mappings import all_reduce
 from megalite.parallel.topology import Topology
+from megalite.parallel.traffic import Timing
 from megalite.training.errors import TrainingError
 from megalite.training.flops import flops_per_token
 from megalite.training.metrics import StepMetrics
 from megalite.training.progress import Progress
 from megalite.training.samples import End
 from megalite.training.step import StepOutcome
+from megalite.training.timing import timing_lines
 
 # An fp16 run whose scale is at its minimum and that still overflows this often in a row will not recover.
 MOST_SKIPS_AT_LOWEST_SCALE = 20
@@ -44,6 +47,7 @@ class Window:
         self._steps: list[_Step] = []
         self._samples: list[int] = []  # of each step
         self._data_wait = 0.0
+        self._timing = Timing()
         self._started = time.perf_counter()
 
     def add(self, outcome: StepOutcome, samples: int, data_wait_seconds: float) -> None:
@@ -55,6 +59,7 @@ class Window:
     def leave_out(self, seconds: float) -> None:
         """Do not count `seconds` that were spent on something other than training steps."""
         self._started += seconds
+        self.topology.traffic.take()
 
     def settle(self, progress: Progress) -> Progress:
         """Wait for the steps noted so far and judge them; returns `progress` with the skipped ones counted.
@@ -65,6 +70,7 @@ class Window:
         loss scale cannot fall further.
         """
         synchronize(self.topology.device)
+        self._timing += self.topology.traffic.take() or Timing()
         outcomes, self._outcomes = self._outcomes, []
         if not outcomes:
             return progress
@@ -78,6 +84,15 @@ class Window:
         self._steps += steps
         skipped = sum(step.skipped for step in steps)
         return replace(progress, skipped_iterations=progress.skipped_iterations + skipped)
+
+    def timing(self, lengths: Sequence[int]) -> list[str]:
+        """Lines about where the time of the settled steps went, if asked for; before `close`. `lengths`:
+        elements of each bucket.
+        """
+        level, seconds = self.config.logging.timing_log_level, time.perf_counter() - self._started
+        if level == 0:
+            return []
+        return list(timing_lines(self._timing, len(self._steps), seconds, self._data_wait, level, lengths))
 
     def close(self, progress: Progress, learning_rate: float) -> StepMetrics:
         """Metrics of the settled steps since the last call."""
@@ -110,7 +125,7 @@ class Window:
             nan=0 if dynamic_scale else skipped,
             seconds_left=max(0, self.end.samples - progress.consumed_samples) / per_second,
         )
-        self._data_wait = 0.0
+        self._data_wait, self._timing = 0.0, Timing()
         self._started = time.perf_counter()
         return metrics
 

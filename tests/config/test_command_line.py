@@ -115,6 +115,11 @@ def test_flags_without_effect_give_one_warning(capsys: pytest.CaptureFixture[str
             "--fp16 --loss-scale 8 --hysteresis 3",
             "--hysteresis has no effect without dynamic scaling, which --loss-scale replaces",
         ),
+        (
+            "--zero-stage 3 --ddp-bucket-size 1000",
+            "--ddp-bucket-size has no effect without --zero-stage below 3: at 3 a bucket is a layer",
+        ),
+        ("--zero-prefetch-layers 2", "--zero-prefetch-layers has no effect without --zero-stage 3"),
         ("--rope-scaling-factor 4", "--rope-scaling-factor has no effect without --use-rope-scaling"),
         (
             "--cross-entropy-chunk-mib 4",

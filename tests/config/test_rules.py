@@ -15,6 +15,43 @@ from .minimal import errors_of, minimal, parsed
 
 # flags behind the minimal command line, number of processes, the one message that is expected
 ONE_ERROR = [
+    # sharding
+    (
+        "--use-distributed-optimizer --zero-stage 0",
+        2,
+        "--zero-stage 0: contradicts --use-distributed-optimizer, which is stage 1; leave one of the two out",
+    ),
+    (
+        "--zero-stage 2 --pipeline-model-parallel-size 2",
+        4,
+        "--zero-stage 2: would reduce all gradients in each of the many micro-batches that PP 2 needs; 1: PP",
+    ),
+    (
+        "--zero-stage 3 --pipeline-model-parallel-size 2",
+        4,
+        "--zero-stage 3: would reduce all gradients and gather all weights twice in each of the many",
+    ),
+    ("--zero-stage 4", 2, "--zero-stage 4: must be >= 0 and <= 3"),
+    (
+        "--overlap-param-gather",
+        2,
+        "--overlap-param-gather: every rank updates all weights: none are gathered; use --zero-stage 1",
+    ),
+    (
+        "--overlap-param-gather --zero-stage 3",
+        2,
+        "--overlap-param-gather: stage 3 gathers each layer just ahead of its use anyway; leave it out",
+    ),
+    (
+        "--ddp-num-buckets 4 --ddp-bucket-size 1000",
+        2,
+        "--ddp-num-buckets 4: contradicts --ddp-bucket-size 1000; leave one of the two out",
+    ),
+    (
+        "--grad-reduce-in-bf16 --fp16",
+        2,
+        "--grad-reduce-in-bf16: would round gradients of float16 weights; add --bf16, or leave it out",
+    ),
     # layout
     (
         "--tensor-model-parallel-size 8",

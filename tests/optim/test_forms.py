@@ -8,12 +8,11 @@ from typing import Any
 
 import pytest
 import torch
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from megalite.config import PrecisionConfig
 from megalite.optim import Optimizer, bytes_per_parameter
-from megalite.optim.offload import HostState, OffloadedState
-from megalite.optim.state import FlatState, State, StateOptions
+from megalite.optim.offload import HostState
+from megalite.optim.state import FlatState, StateOptions
 from megalite.parallel.buckets import GradientBuckets
 from tests.optim.flat import draw_gradients, make_buckets, make_optimizer
 
@@ -88,9 +87,6 @@ def test_weights_loaded_from_elsewhere_become_the_master(form: dict[str, Any]) -
         bucket.weights.mul_(3)
     loaded = [bucket.weights.clone() for bucket in buckets.buckets]
     optimizer.copy_weights_to_master()
-    for block in optimizer.state_blocks():
-        if block.kind == "master":
-            assert torch.equal(block.values, block.param.detach().flatten().float())
     optimizer.step(0.0)
     assert all(map(torch.equal, [bucket.weights for bucket in buckets.buckets], loaded))
 
@@ -148,20 +144,6 @@ def test_pieces_of_the_host_do_not_change_a_bit(piece: int) -> None:
     HostState(cut, grads, ((3, 100), (130, 480)), options, piece).update(scalars)
     assert torch.equal(whole, cut)
     assert not torch.equal(whole, weights)
-
-
-@pytest.mark.parametrize("fraction", [None, 0.4])
-@pytest.mark.parametrize("remainder", [False, True])
-def test_an_update_of_tensors_without_data(remainder: bool, fraction: float | None) -> None:
-    """As a memory plan makes one, that has no memory."""
-    options = StateOptions(0.9, 0.95, 1e-8, 0.1, store_param_remainders=remainder)
-    with FakeTensorMode():
-        flats = (torch.empty(500, dtype=BF16), torch.empty(500), ((3, 100),), options)
-        state: State = FlatState(*flats) if fraction is None else OffloadedState(*flats, fraction)
-        state.update(torch.zeros(5, dtype=torch.float64), torch.tensor(1))
-        held = list(state.held())
-    assert all(isinstance(tensor, FakeTensor) for tensor in held)
-    assert sum(tensor.nbytes for tensor in held if tensor.dtype == torch.float32) >= 8 * 500
 
 
 def test_bf16_gradients_reach_the_update() -> None:

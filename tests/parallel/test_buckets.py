@@ -125,9 +125,9 @@ def test_a_rank_gets_the_sum_of_its_part_and_the_weights_of_all(pool: WorkerPool
 class _Scale(torch.nn.Module):
     """`x * weight`: backward needs the weight."""
 
-    def __init__(self, make: ParameterFactory, name: str):
+    def __init__(self, make: ParameterFactory, name: str, shape: tuple[int, ...] = (30, 11)):
         super().__init__()
-        self.weight = make.replicated(name, (30, 11), std=1.0)
+        self.weight = make.replicated(name, shape, std=1.0)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x * self.weight
@@ -203,3 +203,50 @@ def test_gradients_of_each_micro_batch_are_added_to_the_part(pool: WorkerPool, o
         assert max(errors) < 1e-13
         assert set(whole) == {3}, "stage 2 keeps all weights, here in three buckets"
         assert buffers == 2
+
+
+def _values(rank: int) -> torch.Tensor:
+    """fp32 numbers that bf16 does not have."""
+    return torch.randn(300, 3, generator=torch.Generator().manual_seed(rank))
+
+
+def _reduced_in_bf16(stage: int) -> tuple[torch.Tensor, int]:
+    """The rank's part of the sum over dp, and where it begins."""
+    topology = build_topology(1, 1, torch.device("cpu"))
+    module = _Scale(ParameterFactory(topology, torch.float32, seed=1), "w", (300, 3))
+    options = BucketOptions(zero_stage=stage, reduce_in_bf16=True)
+    buckets = GradientBuckets([module.weight], topology, options, [Unit(module)])
+    buckets.start_step(1)
+    module(_values(topology.dp.rank)).sum().backward()
+    buckets.finish()
+    (bucket,) = buckets.buckets
+    (slot,) = bucket.slots or (None,)
+    if slot is None:
+        return torch.empty(0), 0
+    return bucket.grads[slot.start : slot.stop].clone(), slot.first
+
+
+@pytest.mark.parametrize("stage", range(4))
+def test_gradients_in_bf16_are_rounded_once_and_added_up_in_fp32(pool: WorkerPool, stage: int) -> None:
+    """900 elements, 256 a part: each owner adds the others' rounded values to its own."""
+    results = pool.run(4, _reduced_in_bf16, stage)
+    values = [_values(rank).flatten() for rank in range(4)]
+    expected = torch.empty(900)
+    for owner in range(4):
+        part = slice(256 * owner, 256 * owner + 256)
+        total = values[owner][part].clone()
+        for rank in range(4):
+            if rank != owner:
+                total += values[rank][part].bfloat16().float()
+        expected[part] = total if stage else total.bfloat16().float()
+    for grads, first in results:
+        assert torch.equal(grads, expected[first : first + len(grads)])
+    assert sum(len(grads) for grads, _ in results) == (900 if stage else 4 * 900)
+
+
+@pytest.mark.parametrize(("number", "expected"), [(1, 1), (2, 2), (3, 3), (100, 3)])
+def test_the_number_of_buckets_can_be_given(number: int, expected: int) -> None:
+    topology = build_topology(1, 1, torch.device("cpu"))
+    make = ParameterFactory(topology, torch.float32, seed=1)
+    parameters = [make.replicated(f"p{index}", (40,)) for index in range(3)]
+    assert len(GradientBuckets(parameters, topology, BucketOptions(num_buckets=number)).buckets) == expected

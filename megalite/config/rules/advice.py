@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from megalite.config.batch_schedule import running_batch_schedule
-from megalite.config.derived import padded_vocab_size
+from megalite.config.derived import padded_vocab_size, zero_stage
 from megalite.config.rules.rule import Candidate, multiples_around
 from megalite.config.schema.fields import flag_name
 
@@ -17,6 +17,7 @@ YARN = (
     "yarn_beta_slow",
 )
 DYNAMIC_SCALE = ("initial_loss_scale", "min_loss_scale", "loss_scale_window", "hysteresis")
+BUCKETS = ("ddp_bucket_size", "ddp_num_buckets")
 WSD = ("lr_wsd_decay_style", "lr_wsd_decay_iters", "lr_wsd_decay_samples")
 
 ROW_MULTIPLE = 16  # elements: what Triton must know of a row's length to read 16 bytes a thread
@@ -34,6 +35,8 @@ def warnings(c: Candidate) -> Iterator[str]:
         (YARN, positions != "yarn", "--position-embedding-type yarn"),
         (DYNAMIC_SCALE, not fp16, "--fp16"),
         (DYNAMIC_SCALE, fp16 and constant_scale, "dynamic scaling, which --loss-scale replaces"),
+        (BUCKETS, zero_stage(config) == 3, "--zero-stage below 3: at 3 a bucket is a layer"),
+        (("zero_prefetch_layers",), zero_stage(config) != 3, "--zero-stage 3"),
         (WSD, config.optimizer.lr_decay_style != "WSD", "--lr-decay-style WSD"),
         (
             ("cross_entropy_chunk_mib",),

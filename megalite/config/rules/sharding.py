@@ -39,4 +39,29 @@ def there_is_something_to_gather(c: Candidate) -> Iterator[Finding]:
         yield "overlap_param_gather", None, rule, "leave it out"
 
 
-RULES = (stage_is_given_once, gradients_are_not_shared_in_a_pipeline, there_is_something_to_gather)
+@reads("ddp_bucket_size", "ddp_num_buckets")
+def buckets_are_sized_once(c: Candidate) -> Iterator[Finding]:
+    parallel = c.config.parallel
+    if parallel.ddp_num_buckets is not None and parallel.ddp_bucket_size is not None:
+        rule = f"contradicts --ddp-bucket-size {parallel.ddp_bucket_size}"
+        yield "ddp_num_buckets", parallel.ddp_num_buckets, rule, "leave one of the two out"
+
+
+@reads("grad_reduce_in_bf16", "params_dtype", "main_grads_dtype")
+def gradients_of_bf16_travel_in_bf16(c: Candidate) -> Iterator[Finding]:
+    dtype = c.config.precision.params_dtype
+    if c.config.parallel.grad_reduce_in_bf16 and dtype != "bfloat16":
+        rule = f"would round gradients of {dtype} weights"
+        yield "grad_reduce_in_bf16", None, rule, "add --bf16, or leave it out"
+    elif c.config.parallel.grad_reduce_in_bf16 and c.config.precision.main_grads_dtype == "bf16":
+        rule = "gradients are bf16 already (--main-grads-dtype)"
+        yield "grad_reduce_in_bf16", None, rule, "leave one of the two out"
+
+
+RULES = (
+    stage_is_given_once,
+    gradients_are_not_shared_in_a_pipeline,
+    there_is_something_to_gather,
+    buckets_are_sized_once,
+    gradients_of_bf16_travel_in_bf16,
+)

@@ -121,6 +121,17 @@ class ParallelConfig:
         "buckets start earlier and use the network worse.",
         minimum=1,
     )
+    ddp_num_buckets: int | None = setting(
+        None,
+        "Instead of --ddp-bucket-size: about so many gradient buckets a stage.",
+        minimum=1,
+    )
+    grad_reduce_in_bf16: bool = setting(
+        False,
+        "Send gradients over the data-parallel ranks in bfloat16: half the traffic. They are accumulated and "
+        "added up in fp32 (not so in Megatron). Needs --bf16; goes best with --zero-stage 1 to 3: without, "
+        "the sums travel a second time, after the backward pass.",
+    )
     distributed_backend: str = setting(
         "auto",
         "Library for collectives. auto: nccl where there is an accelerator, gloo on CPUs. Differs from "

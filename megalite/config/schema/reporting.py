@@ -34,7 +34,11 @@ class LoggingConfig:
     )
     log_throughput: bool = setting(False, "Print TFLOP/s a GPU: every line has it here, given or not.")
     timing_log_level: int = setting(
-        0, "How fine the timers are: 0 the step only, 1 its parts, 2 everything.", minimum=0, maximum=2
+        0,
+        "How fine the timers are: 0 the step only; 1 its parts (data, computing, communication that was not "
+        "hidden, pipeline bubble, optimizer) and the hidden share of reductions; 2 that of each bucket too.",
+        minimum=0,
+        maximum=2,
     )
     tensorboard_dir: str | None = setting(None, "Folder for TensorBoard event files.")
     metrics_file: str | None = setting(
