@@ -49,7 +49,7 @@ ABSENT = {
     "--offload-optimizer-states": "use --optimizer-cpu-offload, which keeps them in host memory",
     "--fp16-lm-cross-entropy": "the loss is always computed in fp32",
     "--fp8-format": "use --bf16",
-    "--ddp-pad-buckets-for-high-nccl-busbw --tp-comm-overlap": "leave it out",
+    "--ddp-pad-buckets-for-high-nccl-busbw": "leave it out",
     "--use-tp-pp-dp-mapping": "ranks are ordered tensor, data, pipeline, the first fastest",
     "--per-split-data-args-path": "use --train-data-path, --valid-data-path and --test-data-path",
     "--no-mmap-bin-files": "datasets are always memory-mapped",

@@ -44,7 +44,7 @@ class Attention(nn.Module):
     ):
         super().__init__()
         self.parts = parts
-        self.axis, self.sequence_parallel = make.topology.tp, make.sequence_parallel
+        self.tensor_parallel, axis = make.tensor_parallel, make.topology.tp
         self.interleaved = config.rotary_interleaved
         width = config.num_attention_heads * config.kv_channels
         self.qkv, proj = QKVProjection(config, make.within("qkv")), make.within("proj")
@@ -53,7 +53,7 @@ class Attention(nn.Module):
             proj.replicated("bias", (config.hidden_size,), decay=False) if config.add_bias_linear else None
         )
         self.heads = config.num_attention_heads
-        self.first_head = self.axis.rank * self.heads // self.axis.size
+        self.first_head = axis.rank * self.heads // axis.size
         self.dropout = config.attention_dropout
         self.dropout_key = site_key(make.seed, dropout_site(layer, ATTENTION_WEIGHTS))
 
@@ -67,7 +67,7 @@ class Attention(nn.Module):
             q, k = turned
         attend = partial(self._attend, sequences)
         context = self.parts.run("core_attn", attend, q.flatten(2, 3), k.flatten(2, 3), v.flatten(2, 3))
-        return row_linear(context, self.proj_weight, self.proj_bias, self.axis, self.sequence_parallel)
+        return row_linear(context, self.proj_weight, self.proj_bias, self.tensor_parallel)
 
     def _turn(
         self, rotation: Rotation, q: torch.Tensor, k: torch.Tensor

@@ -126,6 +126,7 @@ class Head(nn.Module):
     ):
         super().__init__()
         self.axis, self.sequence_parallel = make.topology.tp, make.sequence_parallel
+        self.tensor_parallel = make.tensor_parallel
         self.vocab_size = config.vocab_size
         self.norm = make_norm(config, make.within("final_norm"))
         self.weight = weight
@@ -133,7 +134,7 @@ class Head(nn.Module):
 
     def logits(self, x: torch.Tensor) -> torch.Tensor:
         """x: (seq, batch, hidden) or its sequence shard -> this rank's columns, (seq, batch, vocab / tp)."""
-        return column_linear(self.norm(x), self.weight, None, self.axis, self.sequence_parallel)
+        return column_linear(self.norm(x), self.weight, None, self.tensor_parallel)
 
     def forward(
         self,

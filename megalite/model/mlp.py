@@ -22,7 +22,7 @@ class MLP(nn.Module):
     def __init__(self, config: ModelConfig, make: ParameterFactory, output_std: float, parts: Parts):
         super().__init__()
         self.parts = parts
-        self.axis, self.sequence_parallel = make.topology.tp, make.sequence_parallel
+        self.tensor_parallel = make.tensor_parallel
         self.gated = config.swiglu
         ffn, hidden = config.ffn_hidden_size, config.hidden_size
         first, down = make.within("gate_up" if self.gated else "up"), make.within("down")
@@ -34,10 +34,10 @@ class MLP(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x: (seq, batch, hidden), a sequence shard with sequence parallelism; the same shape out."""
-        inner = column_linear(x, self.up_weight, self.up_bias, self.axis, self.sequence_parallel)
+        inner = column_linear(x, self.up_weight, self.up_bias, self.tensor_parallel)
         activated = self._activate(inner)
         self.parts.discard("mlp_act", activated, self._activate, inner)
-        return row_linear(activated, self.down_weight, self.down_bias, self.axis, self.sequence_parallel)
+        return row_linear(activated, self.down_weight, self.down_bias, self.tensor_parallel)
 
     def _activate(self, inner: torch.Tensor) -> torch.Tensor:
         """(seq, batch, 2 * ffn / tp), or without a gate ffn / tp -> (seq, batch, ffn / tp)."""

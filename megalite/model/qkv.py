@@ -24,7 +24,7 @@ class QKVProjection(nn.Module):
     def __init__(self, config: ModelConfig, make: ParameterFactory):
         super().__init__()
         tp, kv = make.topology.tp, make.topology.kv
-        self.axis, self.sequence_parallel = tp, make.sequence_parallel
+        self.tensor_parallel = make.tensor_parallel
         groups, self.head_dim = config.num_query_groups, config.kv_channels
         per_group = config.num_attention_heads // groups
         self.queries = per_group // kv.size  # of each group that this rank has a part in
@@ -51,7 +51,7 @@ class QKVProjection(nn.Module):
         Returns q (seq, batch, groups, queries, head_dim), k and v (seq, batch, groups, 1, head_dim), with
         this rank's groups and of each as many queries as this rank has.
         """
-        parts = column_linears(x, self.weights, self.biases, self.axis, self.sequence_parallel)
+        parts = column_linears(x, self.weights, self.biases, self.tensor_parallel)
         if len(parts) == 1:
             fused = parts[0].unflatten(-1, (-1, self.queries + 2, self.head_dim))
             q, k, v = fused.split((self.queries, 1, 1), -2)

@@ -107,7 +107,9 @@ class _FakeStage:
         tensor, cpu = parallel.tensor_model_parallel_size, torch.device("cpu")
         topology = planned_topology(tensor, 0, tensor, 1, cpu, kv_replicas(model, tensor))
         self.dtype: torch.dtype = getattr(torch, config.precision.params_dtype)
-        make = ParameterFactory(topology, self.dtype, config.run.seed, parallel.sequence_parallel)
+        make = ParameterFactory(
+            topology, self.dtype, config.run.seed, parallel.sequence_parallel, parallel.tp_comm_overlap
+        )
         (self.stage,) = build_stages(model, make, [StagePlace(range(layers))], config.loss, settings)
         GradientBuckets(self.stage.parameters(), topology, BucketOptions())
         shape = config.batch.micro_batch_size, model.seq_length

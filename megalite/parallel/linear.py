@@ -11,17 +11,10 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
-from torch import nn
 
-from megalite.parallel.mappings import (
-    finish,
-    start_all_gather,
-    start_all_reduce,
-    start_reduce_scatter,
-    sum_partials,
-)
+from megalite.parallel.mappings import finish, start_all_gather
 from megalite.parallel.params import sink_of
-from megalite.parallel.topology import Axis
+from megalite.parallel.products import TensorParallel, gathered_products, rows, start_reduced_product
 
 
 def add_weight_gradient(
@@ -46,11 +39,6 @@ def add_weight_gradient(
     return None
 
 
-def _rows(tensor: torch.Tensor) -> torch.Tensor:
-    """(seq, batch, n) as a matrix (seq * batch, n)."""
-    return tensor.reshape(-1, tensor.shape[-1])
-
-
 def _matrix(weight: torch.Tensor) -> torch.Tensor:
     """(..., k) as a matrix (n, k)."""
     return weight.view(-1, weight.shape[-1])
@@ -66,89 +54,72 @@ class _ColumnLinear(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
-        x: torch.Tensor,
-        axis: Axis,
-        sequence_parallel: bool,
-        count: int,
-        *weights_and_biases: torch.Tensor,
+        ctx: Any, x: torch.Tensor, tp: TensorParallel, count: int, *weights_and_biases: torch.Tensor
     ) -> tuple[torch.Tensor, ...]:
         weights, biases = weights_and_biases[:count], weights_and_biases[count:]
         ctx.save_for_backward(x)  # the shard, not the gathered input
         ctx.weights = weights  # the parameters themselves: autograd may save an alias, which has no sink
-        ctx.axis, ctx.sequence_parallel, ctx.has_bias = axis, sequence_parallel, bool(biases)
-        whole = finish(start_all_gather(x, axis)) if sequence_parallel else x
-        return tuple(
-            nn.functional.linear(whole, _matrix(weight), None if bias is None else bias.view(-1))
-            for weight, bias in zip(weights, biases or (None,) * count, strict=True)
-        )
+        ctx.tp, ctx.has_bias = tp, bool(biases)
+        _, outputs = gathered_products(x, [_matrix(weight).t() for weight in weights], biases, tp)
+        return tuple(outputs)
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        (x,), weights = ctx.saved_tensors, ctx.weights
-        gathering = start_all_gather(x, ctx.axis) if ctx.sequence_parallel else (x, None)
-        grads = [_rows(grad) for grad in grad_outputs]
-        grad_x = grads[0] @ _matrix(weights[0])
-        for grad, weight in zip(grads[1:], weights[1:], strict=True):
-            grad_x.addmm_(grad, _matrix(weight))
-        start = start_reduce_scatter if ctx.sequence_parallel else start_all_reduce
-        reducing = start(grad_x.view(*grad_outputs[0].shape[:-1], -1), ctx.axis)
-        rows = _rows(finish(gathering))
-        grad_weights = [add_weight_gradient(*each, rows) for each in zip(weights, grads, strict=True)]
+        (x,), weights, tp = ctx.saved_tensors, ctx.weights, ctx.tp
+        gathering = start_all_gather(x, tp.axis) if tp.sequence_parallel else (x, None)
+        reducing = start_reduced_product(grad_outputs, [_matrix(weight) for weight in weights], tp)
+        whole, grads = rows(finish(gathering)), [rows(grad) for grad in grad_outputs]
+        grad_weights = [add_weight_gradient(*each, whole) for each in zip(weights, grads, strict=True)]
         grad_biases = [grad.sum(0) for grad in grads] if ctx.has_bias else []
-        return finish(reducing), None, None, None, *grad_weights, *grad_biases
+        return finish(reducing), None, None, *grad_weights, *grad_biases
 
 
-class _PartialLinear(torch.autograd.Function):
-    """The product of a row-parallel layer before its sum: nothing to communicate in either direction."""
+class _RowLinear(torch.autograd.Function):
+    """g fused into the product: all-reduce forward, identity backward.
+
+    With sequence parallelism: reduce-scatter along the sequence forward, all-gather backward.
+    """
 
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, tp: TensorParallel) -> torch.Tensor:
         ctx.save_for_backward(x)
-        ctx.weight = weight  # as in _ColumnLinear
-        return nn.functional.linear(x, weight)
+        ctx.weight, ctx.tp = weight, tp  # as in _ColumnLinear
+        return finish(start_reduced_product([x], [weight.t()], tp))
 
     @staticmethod
     def backward(ctx: Any, grad_output: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         (x,), weight = ctx.saved_tensors, ctx.weight
-        grad_x = grad_output @ weight
-        return grad_x, add_weight_gradient(weight, _rows(grad_output), _rows(x))
+        whole, (grad_x,) = gathered_products(grad_output, [weight], (), ctx.tp)
+        return grad_x, add_weight_gradient(weight, rows(whole), rows(x)), None
 
 
 def column_linear(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, axis: Axis, sequence_parallel: bool
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, tp: TensorParallel
 ) -> torch.Tensor:
-    """`y = x W^T + b` with the rows of W cut over `axis`.
+    """`y = x W^T + b` with the rows of W cut over the axis.
 
-    x: (seq, batch, k), or its shard (seq / tp, batch, k) with `sequence_parallel`; weight: (..., k), seen
+    x: (seq, batch, k), or its shard (seq / tp, batch, k) with sequence parallelism; weight: (..., k), seen
     as (n / tp, k); returns (seq, batch, n / tp).
     """
-    biases = () if bias is None else (bias,)
-    return column_linears(x, (weight,), biases, axis, sequence_parallel)[0]
+    return column_linears(x, (weight,), () if bias is None else (bias,), tp)[0]
 
 
 def column_linears(
-    x: torch.Tensor,
-    weights: Iterable[torch.Tensor],
-    biases: Iterable[torch.Tensor],
-    axis: Axis,
-    sequence_parallel: bool,
+    x: torch.Tensor, weights: Iterable[torch.Tensor], biases: Iterable[torch.Tensor], tp: TensorParallel
 ) -> tuple[torch.Tensor, ...]:
     """`column_linear` of several weights on one input, communicated once; `biases`: one each, or none."""
     weights, biases = tuple(weights), [bias.reshape(-1) for bias in biases]
-    outputs: tuple[torch.Tensor, ...] = _ColumnLinear.apply(
-        x, axis, sequence_parallel, len(weights), *weights, *biases
-    )
+    outputs: tuple[torch.Tensor, ...] = _ColumnLinear.apply(x, tp, len(weights), *weights, *biases)
     return outputs
 
 
 def row_linear(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, axis: Axis, sequence_parallel: bool
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, tp: TensorParallel
 ) -> torch.Tensor:
-    """`y = sum over axis of x W^T, + b` with the columns of W cut over `axis`.
+    """`y = sum over the axis of x W^T, + b` with the columns of W cut over it.
 
     x: (seq, batch, k / tp); weight: (n, k / tp); returns (seq, batch, n), or its shard (seq / tp, batch, n)
-    with `sequence_parallel`. The bias is added once, after the sum.
+    with sequence parallelism. The bias is added once, after the sum.
     """
-    y = sum_partials(_PartialLinear.apply(x, weight), axis, sequence_parallel)
+    y: torch.Tensor = _RowLinear.apply(x, weight, tp)
     return y if bias is None else y + bias

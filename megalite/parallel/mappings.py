@@ -7,7 +7,7 @@ Over an axis of one rank all are the identity.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -27,6 +27,13 @@ def all_reduce(
         with axis.traffic.waiting(axis.name):
             dist.all_reduce(tensor, op=op, group=axis.group)
     return tensor
+
+
+class Pending(Protocol):
+    """An operation that was started."""
+
+    def wait(self) -> object:
+        """Until its tensors may be used (on an accelerator: by what is started from now on)."""
 
 
 def start_all_gather(shard: torch.Tensor, axis: Axis) -> tuple[torch.Tensor, dist.Work | None]:
@@ -72,7 +79,7 @@ def start_all_reduce(tensor: torch.Tensor, axis: Axis) -> tuple[torch.Tensor, di
     return tensor, axis.traffic.watched(axis.name, work)
 
 
-def finish(result: tuple[torch.Tensor, dist.Work | None]) -> torch.Tensor:
+def finish(result: tuple[torch.Tensor, Pending | None]) -> torch.Tensor:
     """The tensor of a collective that was started, once it is there."""
     tensor, work = result
     if work is not None:

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from megalite.parallel.products import TensorParallel
 from megalite.parallel.topology import Topology
 from megalite.parallel.weight_gradients import WeightGradients
 
@@ -132,18 +133,25 @@ class ParameterFactory:
         dtype: torch.dtype,
         seed: int,
         sequence_parallel: bool = False,
+        tp_comm_overlap: bool = False,
         prefix: str = "",
     ):
         self.topology = topology
         self.dtype = dtype
         self.seed = seed
         self.sequence_parallel = sequence_parallel
+        self.tensor_parallel = TensorParallel(topology.tp, sequence_parallel, tp_comm_overlap)
         self.prefix = prefix
 
     def within(self, prefix: str) -> ParameterFactory:
         """The same factory with `prefix.` put before every name."""
         return ParameterFactory(
-            self.topology, self.dtype, self.seed, self.sequence_parallel, f"{self.prefix}{prefix}."
+            self.topology,
+            self.dtype,
+            self.seed,
+            self.sequence_parallel,
+            self.tensor_parallel.overlap,
+            f"{self.prefix}{prefix}.",
         )
 
     def sharded(

@@ -60,7 +60,9 @@ class Trainer:
         )["pp"]
         timeout = timedelta(minutes=parallel.distributed_timeout_minutes)
         self.topology = topology = join_ends(topology, pipelines, placement.ends, timeout)
-        make = ParameterFactory(topology, self.dtype, config.run.seed, parallel.sequence_parallel)
+        make = ParameterFactory(
+            topology, self.dtype, config.run.seed, parallel.sequence_parallel, parallel.tp_comm_overlap
+        )
         places = [
             StagePlace(layers[stage], first=stage == 0, last=stage == len(layers) - 1)
             for stage in placement.stages[topology.pp.rank]

@@ -124,6 +124,11 @@ ONE_ERROR = [
         1,
         "--yarn-beta-fast 32: must be more than --yarn-beta-slow 40",
     ),
+    (
+        "--tp-comm-overlap --tensor-model-parallel-size 2",
+        2,
+        "--tp-comm-overlap: cuts communication by the shards of --sequence-parallel, which is off; add",
+    ),
     ("--pipeline-schedule interleaved", 1, "--pipeline-schedule interleaved: interleaved needs PP > 1"),
     ("--pipeline-schedule zbv", 1, "--pipeline-schedule zbv: zbv needs PP > 1"),
     (

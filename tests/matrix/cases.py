@@ -116,6 +116,7 @@ class Options:
     by_document: bool = False
     dropout: bool = False
     gradient_accumulation_fusion: bool = True
+    tp_comm_overlap: bool = False
     linear_cross_entropy: bool = False
     regularised_loss: bool = False
     pipeline_table: bool = False
@@ -170,6 +171,7 @@ def options(layout: Layout) -> dict[str, Options]:
             by_document=place % 3 == 1,
             dropout=place % 3 == 2,
             gradient_accumulation_fusion=place % 7 != 4,
+            tp_comm_overlap=axes[0] and place % 4 == 2,
             linear_cross_entropy=(own // 3 + place) % 2 == 0,
             regularised_loss=own % 3 == 1,
             zero_stage=zero_stage,
@@ -224,6 +226,7 @@ def make_config(
             tensor_model_parallel_size=layout.tensor,
             pipeline_model_parallel_size=layout.pipeline,
             sequence_parallel=options.sequence_parallel,
+            tp_comm_overlap=options.tp_comm_overlap,
             overlap_grad_reduce=options.overlap_grad_reduce,
             ddp_bucket_size=options.ddp_bucket_size,
             pipeline_schedule=options.pipeline_schedule,

@@ -98,6 +98,12 @@ def test_each_layout_sees_every_combination_of_options(layout: Layout) -> None:
     assert seen == set(itertools.product(*switches))
 
 
+@pytest.mark.parametrize("layout", [layout for layout in LAYOUTS if layout.tensor > 1], ids=str)
+def test_each_layout_overlaps_sequence_shards_with_products_once_and_once_not(layout: Layout) -> None:
+    chosen = [one for one in cases.options(layout).values() if one.sequence_parallel]
+    assert {one.tp_comm_overlap for one in chosen} == {False, True}
+
+
 def test_each_variant_sees_every_schedule_and_each_layout_several() -> None:
     pipelines = [layout for layout in LAYOUTS if layout.pipeline > 1]
     chosen = {

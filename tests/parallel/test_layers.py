@@ -11,6 +11,7 @@ from megalite.config import BatchConfig, Config, DataConfig, ModelConfig, Optimi
 from megalite.kernels.weight_gradient import accumulate_fused, accumulate_unfused, accumulate_with_apex
 from megalite.parallel.embedding import vocab_parallel_embedding
 from megalite.parallel.linear import column_linear, row_linear
+from megalite.parallel.products import TensorParallel
 from megalite.parallel.topology import build_topology
 from megalite.training.step import Trainer
 from tests.pool import WorkerPool
@@ -22,10 +23,11 @@ def _numbers(*shape: int, seed: int) -> torch.Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
-def _through(kind: str, tp: int, sequence_parallel: bool) -> dict[str, torch.Tensor]:
+def _through(kind: str, tp: int, sequence_parallel: bool, overlap: bool) -> dict[str, torch.Tensor]:
     """Output and gradients of one layer, assembled from this rank's parts where they are parts."""
     topology = build_topology(tp, 1, torch.device("cpu"))
     axis = topology.tp
+    how = TensorParallel(axis, sequence_parallel, overlap)
     shard = slice(axis.rank * SEQ // tp, (axis.rank + 1) * SEQ // tp) if sequence_parallel else slice(None)
 
     def part(tensor: torch.Tensor, dim: int) -> torch.Tensor:
@@ -34,13 +36,13 @@ def _through(kind: str, tp: int, sequence_parallel: bool) -> dict[str, torch.Ten
     if kind == "column":
         x = _numbers(SEQ, BATCH, NARROW, seed=1)[shard].clone().requires_grad_()
         weight, bias = part(_numbers(WIDE, NARROW, seed=2), 0), part(_numbers(WIDE, seed=3), 0)
-        y = column_linear(x, weight, bias, axis, sequence_parallel)
+        y = column_linear(x, weight, bias, how)
         y.backward(_numbers(SEQ, BATCH, WIDE, seed=4).chunk(tp, -1)[axis.rank])
         return {"y": y, "x": x.grad, "weight": weight.grad, "bias": bias.grad}  # type: ignore[dict-item]
     if kind == "row":
         x, weight = part(_numbers(SEQ, BATCH, WIDE, seed=1), -1), part(_numbers(NARROW, WIDE, seed=2), 1)
         bias = _numbers(NARROW, seed=3).requires_grad_()
-        y = row_linear(x, weight, bias, axis, sequence_parallel)
+        y = row_linear(x, weight, bias, how)
         y.backward(_numbers(SEQ, BATCH, NARROW, seed=4)[shard])
         return {"y": y, "x": x.grad, "weight": weight.grad, "bias": bias.grad}  # type: ignore[dict-item]
     tokens = torch.randint(VOCAB, (SEQ, BATCH), generator=torch.Generator().manual_seed(1))
@@ -50,8 +52,8 @@ def _through(kind: str, tp: int, sequence_parallel: bool) -> dict[str, torch.Ten
     return {"y": y, "weight": weight.grad}  # type: ignore[dict-item]
 
 
-def _detached(kind: str, tp: int, sequence_parallel: bool) -> dict[str, torch.Tensor]:
-    return {name: value.detach() for name, value in _through(kind, tp, sequence_parallel).items()}
+def _detached(kind: str, tp: int, sequence_parallel: bool, overlap: bool) -> dict[str, torch.Tensor]:
+    return {name: value.detach() for name, value in _through(kind, tp, sequence_parallel, overlap).items()}
 
 
 # For each result, without and with sequence parallelism: the dim that tp cuts; None: whole; "sum": partial.
@@ -62,14 +64,14 @@ LAYOUT: dict[str, dict[str, tuple[Any, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("sequence_parallel", [False, True])
+@pytest.mark.parametrize(("sequence_parallel", "overlap"), [(False, False), (True, False), (True, True)])
 @pytest.mark.parametrize("kind", list(LAYOUT))
 @pytest.mark.parametrize("tp", [2, 4])
 def test_layer_equals_the_unsplit_layer(
-    pool: WorkerPool, kind: str, tp: int, sequence_parallel: bool
+    pool: WorkerPool, kind: str, tp: int, sequence_parallel: bool, overlap: bool
 ) -> None:
-    expected = _detached(kind, 1, False)
-    parts = pool.run(tp, _detached, kind, tp, sequence_parallel)
+    expected = _detached(kind, 1, False, False)
+    parts = pool.run(tp, _detached, kind, tp, sequence_parallel, overlap)
     for name, layouts in LAYOUT[kind].items():
         cut = layouts[sequence_parallel]
         pieces = [rank[name] for rank in parts]

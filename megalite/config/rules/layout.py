@@ -260,6 +260,13 @@ def sequence_parallel_fits(c: Candidate) -> Iterator[Finding]:
         yield "seq_length", seq, rule, f"nearest: {multiples_around(seq, c.tp)}"
 
 
+@reads("tp_comm_overlap", "sequence_parallel")
+def overlap_has_shards(c: Candidate) -> Iterator[Finding]:
+    if c.config.parallel.tp_comm_overlap and not c.config.parallel.sequence_parallel:
+        rule = "cuts communication by the shards of --sequence-parallel, which is off"
+        yield "tp_comm_overlap", None, rule, "add --sequence-parallel, or leave it out"
+
+
 BATCH = ("global_batch_size", "micro_batch_size", *BATCH_SCHEDULES, "decrease_batch_size_if_needed")
 
 
@@ -295,5 +302,6 @@ RULES = (
     pipeline_layout_fits,
     table_fits,
     sequence_parallel_fits,
+    overlap_has_shards,
     global_batch_is_divisible,
 )

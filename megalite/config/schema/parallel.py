@@ -105,6 +105,12 @@ class ParallelConfig:
     use_distributed_optimizer: bool = setting(
         False, "Megatron's name of --zero-stage 1: optimizer states are shared out. Worth having with DP > 1."
     )
+    tp_comm_overlap: bool = setting(
+        False,
+        "With --sequence-parallel: cut each gather and reduction of activations by the ranks' shards, so "
+        "that one shard travels while another is multiplied. Same numbers, smaller matrix products. Unlike "
+        "Megatron's, it needs no Transformer Engine.",
+    )
     overlap_grad_reduce: bool = setting(
         False,
         "Reduce gradient buckets over the data-parallel ranks while the backward pass still runs. Same "
