@@ -45,6 +45,13 @@ def main() -> int:
     data.add_argument("--documents", type=int, default=10_000_000, help="of the indices (default: 1e7)")
     data.add_argument("--corpus", type=Path, default=SAMPLE, help="JSON lines (default: the sample corpus)")
     data.add_argument(
+        "--parts",
+        nargs="+",
+        choices=["preprocessing", "writing", "reading", "index", "blending"],
+        default=["preprocessing", "writing", "reading", "index", "blending"],
+        help="What to measure (default: all); a part takes one to three minutes.",
+    )
+    data.add_argument(
         "--tokenizer-model", type=Path, help="tokenizer.json (default: one trained on the corpus)"
     )
     flags = parser.parse_args()
@@ -88,7 +95,7 @@ def _data(flags: argparse.Namespace) -> int:
         if model is None:
             model = Path(folder) / "tokenizer.json"
             train_tokenizer(flags.corpus, model, 4096)
-        print(markdown(benchmark_data(flags.documents, flags.rounds, flags.corpus, model)))
+        print(markdown(benchmark_data(flags.documents, flags.rounds, flags.corpus, model, flags.parts)))
     return 0
 
 

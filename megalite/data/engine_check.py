@@ -15,7 +15,7 @@ from megalite.data.tokenizer.fastokens import FastokensEngine
 from megalite.data.tokenizer.gigatoken import GigatokenEngine
 
 CHECKED_DOCUMENTS = 1000
-CHECKED_BYTES = 4 << 20
+CHECKED_BYTES = 1 << 20
 AUTO_BYTES = 64 << 20  # of input from which on the check, some seconds, is worth while
 # Where splits of text differ between implementations: spaces of all kinds, digits, marks, joined emoji, case
 # that changes the length, contractions, a letter of Unicode 17.
