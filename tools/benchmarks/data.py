@@ -195,7 +195,8 @@ def reading(prefix: str, rounds: int, peer: bool) -> list[Row]:
                     place += piece.tokens
 
     plain, bounded, mapped = (count / seconds for seconds in least(rounds, ours, with_boundaries, memmap))
-    item, restarts, dense = getitem(prefix) if peer else (None, None, None)
+    rates: Sequence[float | None] = getitem(prefix) if peer else (None, None, None)
+    item, restarts, dense = rates
     name = f"{SEQ}-token samples through the dataset"
     return [
         Row(f"{name}; NumPy memmap", plain, mapped, "samples/s"),
@@ -236,7 +237,7 @@ print(json.dumps(rates))
 """
 
 
-def getitem(prefix: str) -> list[float] | None:
+def getitem(prefix: str) -> list[float]:
     """Samples/s of megatron-core's `GPTDataset.__getitem__`: plain, with positions and loss restarted at
     documents, and with the dense mask of attention too.
     """
