@@ -36,7 +36,7 @@ class BytesPerParameter:
         """Bytes of what a rank holds."""
         return (
             self.weights * elements.weights
-            + self.main_grads * (elements.grads + elements.buffers)
+            + self.main_grads * elements.grads
             + self.optimizer * elements.updated
         )
 

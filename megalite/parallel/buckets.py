@@ -35,7 +35,7 @@ from megalite.parallel.flat import (
 from megalite.parallel.gathering import BucketWeights, GatherAhead, Unit, wait_before_use
 from megalite.parallel.mappings import all_reduce
 from megalite.parallel.params import attach_sink, record_of, sink_of
-from megalite.parallel.reduction import BucketGradients, GradientPool
+from megalite.parallel.reduction import BucketGradients, Queue
 from megalite.parallel.topology import Axis, Topology
 from megalite.parallel.weight_gradients import WeightGradients
 
@@ -59,7 +59,8 @@ class _Sink:
 class BucketOptions:
     """How gradients are reduced and what is shared out.
 
-    `bucket_size`: elements, or `num_buckets`: how many there are to be; None for the default. `overlap`:
+    `bucket_size`: elements, or `num_buckets`: how many there are to be; by default large enough for any
+    network, and at stage 2 a unit of the model, because each needs memory of its own. `overlap`:
     reduce during backward. `zero_stage`: see the module. `overlap_gather`: go on after an update while
     weights are gathered, until they are used. `prefetch_units`: at stage 3 how many units are gathered ahead
     of the one that computes. `reduce_in_bf16`: gradients travel in bf16. `main_grads`: their dtype, None for
@@ -104,7 +105,8 @@ class GradientBuckets:
         ordered = list(reversed(list(dict.fromkeys(parameters))))
         if not ordered:
             raise ValueError("a stage needs at least one parameter")
-        if self.stage == 3:
+        sized = options.bucket_size is not None or options.num_buckets is not None
+        if self.stage == 3 or (self.stage == 2 and not sized):
             groups = _by_unit(ordered, units)
         else:
             groups = _by_size(ordered, _bucket_size(ordered, options, topology.dp.size))
@@ -126,14 +128,11 @@ class GradientBuckets:
         ranks = dp.size if self.stage else 1
         self.lengths = [bucket_length([slot.param.numel() for slot in slots], ranks) for slots in layouts]
         parts = [length // ranks for length in self.lengths]
-        revisited = sum(any(record_of(slot.param).uses > 1 for slot in slots) for slots in layouts)
-        self.held_elements = held = held_elements(self.lengths, revisited, ranks, self.stage)
+        self.held_elements = held = held_elements(self.lengths, ranks, self.stage)
         grads_dtype = self.options.main_grads or main_grad_dtype(first.dtype)
         weights = flat_zeros(held.weights, first.dtype, first.device)
         grads = flat_zeros(held.grads, grads_dtype, first.device)
-        self._pool = None
-        if self.stage > 1:
-            self._pool = GradientPool(held.buffers, max(self.lengths), grads)
+        queue = Queue() if self.stage > 1 else None
         kept_weights = weights.split(parts if self.stage > 2 else self.lengths)
         kept_grads = grads.split(parts if self.stage > 1 else self.lengths)
         self.buckets: list[FlatBucket] = []
@@ -160,7 +159,7 @@ class GradientBuckets:
                     dp,
                     index,
                     whole=None if self.stage > 1 else some_grads,
-                    pool=self._pool,
+                    queue=queue,
                     overlap=self.options.overlap,
                     in_bf16=self.options.reduce_in_bf16,
                 )
@@ -176,9 +175,6 @@ class GradientBuckets:
         for held, updated in zip(self.held, self.buckets, strict=True):
             yield "parameters", held.weights
             yield "gradients", updated.grads
-        if self._pool is not None:
-            for buffer in self._pool.buffers:
-                yield "communication", buffer
 
     @property
     def norm_axis(self) -> Axis:

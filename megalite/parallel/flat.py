@@ -71,30 +71,23 @@ def bucket_length(sizes: Sequence[int], parts: int) -> int:
 
 @dataclass(frozen=True)
 class HeldElements:
-    """Elements that a rank holds between steps, padding included: of weights, of gradients, of those that it
-    updates, and of buffers in which gradients are added up and reduced.
+    """Elements that a rank holds between steps, padding included: of weights, of gradients, and of those that
+    it updates.
     """
 
     weights: int
     grads: int
     updated: int
-    buffers: int
 
 
-def held_elements(lengths: Sequence[int], revisited: int, ranks: int, zero_stage: int) -> HeldElements:
-    """What each of `ranks` data-parallel ranks holds of buckets of these lengths.
-
-    `revisited`: how many of them backward comes back to at its end (tied embeddings). From stage 2 on
-    gradients pass through buffers of the largest bucket's length: two, because the next bucket is begun while
-    one is reduced or waits for its last gradient, and one for each that is revisited.
-    """
+def held_elements(lengths: Sequence[int], ranks: int, zero_stage: int) -> HeldElements:
+    """What each of `ranks` data-parallel ranks holds of buckets of these lengths."""
     whole = sum(lengths)
     part = whole // ranks
     return HeldElements(
         weights=part if zero_stage > 2 else whole,
         grads=part if zero_stage > 1 else whole,
         updated=part if zero_stage > 0 else whole,
-        buffers=(2 + revisited) * max(lengths) if zero_stage > 1 else 0,
     )
 
 

@@ -16,46 +16,33 @@ from megalite.parallel.params import record_of
 from megalite.parallel.topology import Axis
 
 
-class GradientPool:
-    """Whole-bucket buffers that are lent to the buckets which are being filled or reduced.
+class Queue:
+    """The buckets that are being reduced from memory of their own: at most one while another is filled."""
 
-    Each is of the largest bucket's `length`. A bucket that finds none free waits for the oldest reduction
-    under way. Only where more buckets than there are buffers are open at one time is another made.
-    """
+    def __init__(self) -> None:
+        self._buckets: deque[BucketGradients] = deque()
 
-    def __init__(self, elements: int, length: int, like: torch.Tensor):
-        """`elements` in all, a multiple of `length`; dtype and device of `like`."""
-        self.buffers = list(like.new_empty(elements).split(length))
-        self._free = list(self.buffers)
-        self._like, self._length = like, length
-        self._reducing: deque[BucketGradients] = deque()
+    def add(self, bucket: BucketGradients) -> None:
+        """`bucket` has begun to reduce."""
+        self._buckets.append(bucket)
 
-    def take(self) -> torch.Tensor:
-        """A buffer of undefined content."""
-        if not self._free and self._reducing:
-            self._reducing[0].wait()
-        if not self._free:
-            self.buffers.append(self._like.new_empty(self._length))
-            return self.buffers[-1]
-        return self._free.pop()
+    def make_room(self) -> None:
+        """Before memory for one more is taken."""
+        while len(self._buckets) > 1:
+            self._buckets[0].wait()
 
-    def lent_until_reduced(self, bucket: BucketGradients) -> None:
-        """`bucket` has begun to reduce the buffer that it took."""
-        self._reducing.append(bucket)
-
-    def give_back(self, bucket: BucketGradients, buffer: torch.Tensor) -> None:
-        """The sum has been taken out of the buffer."""
-        self._reducing.remove(bucket)
-        self._free.append(buffer)
+    def remove(self, bucket: BucketGradients) -> None:
+        """`bucket` has freed its memory."""
+        self._buckets.remove(bucket)
 
 
 class BucketGradients:
     """Adds up the gradients of one bucket and sums them over dp into `part`, which this rank updates.
 
-    Without `pool`, `whole` holds the gradients of all micro-batches and is reduced once a step; `part` is
-    `whole` (the sum on every rank) or this rank's slice of it. With a pool the gradients of each micro-batch
-    are reduced and added to `part`, of its own memory. With `overlap` a reduction begins as soon as the last
-    gradient is in; `in_bf16`: see `HalfReduction`.
+    Without `queue`, `whole` holds the gradients of all micro-batches and is reduced once a step; `part` is
+    `whole` (the sum on every rank) or this rank's slice of it. With a queue the gradients of each micro-batch
+    get memory when the first comes, are reduced and added to `part`, and the memory is freed. With `overlap`
+    a reduction begins as soon as the last gradient is in; `in_bf16`: see `HalfReduction`.
     """
 
     def __init__(
@@ -66,11 +53,11 @@ class BucketGradients:
         index: int,
         *,
         whole: torch.Tensor | None,
-        pool: GradientPool | None,
+        queue: Queue | None,
         overlap: bool,
         in_bf16: bool,
     ):
-        self.part, self.dp, self.index, self.pool, self.overlap = part, dp, index, pool, overlap
+        self.part, self.dp, self.index, self.queue, self.overlap = part, dp, index, queue, overlap
         self._in_bf16 = in_bf16
         self._whole = whole
         self._scattered = whole is None or whole.numel() > part.numel()
@@ -79,20 +66,19 @@ class BucketGradients:
         self._expected = self._missing = 0  # contributions to a reduction: all, and still to come
         self._begun = False
         self.work: dist.Work | HalfReduction | None = None
-        self._buffer: torch.Tensor | None = None  # of the pool, of which `_whole` is the beginning
         self._reducing: torch.Tensor | None = None
 
     def view(self, slot: Slot) -> torch.Tensor:
         """Where gradients of a parameter are to be added, shaped as it."""
         if self._whole is None:
-            assert self.pool is not None
-            self._buffer = self.pool.take()
-            self._whole = self._buffer[: self._length].zero_()
+            assert self.queue is not None
+            self.queue.make_room()
+            self._whole = self.part.new_zeros(self._length)
         return self._whole[slot.start : slot.stop].view(slot.param.shape)
 
     def start_step(self, microbatches: int) -> None:
         """Clear the gradients; so many backward passes will now add to each."""
-        if self.pool is None:
+        if self.queue is None:
             assert self._whole is not None
             self._whole.zero_()
             self._expected = self._uses * microbatches
@@ -106,7 +92,7 @@ class BucketGradients:
         self._missing -= 1
         if self._missing:
             return
-        if self.pool is not None:
+        if self.queue is not None:
             self._missing = self._expected
             self._start()
             if not self.overlap:
@@ -115,14 +101,14 @@ class BucketGradients:
             self._start()
 
     def _start(self) -> None:
-        if self._whole is None or self.dp.group is None or (self.pool is None and self._begun):
+        if self._whole is None or self.dp.group is None or (self.queue is None and self._begun):
             return
         self.wait()  # for the micro-batch before
         self._begun = True
         self.work = self._reduction_of(self._whole)
-        if self.pool is not None:
-            self._reducing, self._whole = self._buffer, None
-            self.pool.lent_until_reduced(self)
+        if self.queue is not None:
+            self._reducing, self._whole = self._whole, None
+            self.queue.add(self)
 
     def _reduction_of(self, whole: torch.Tensor) -> dist.Work | HalfReduction:
         if self._in_bf16:
@@ -139,11 +125,11 @@ class BucketGradients:
             return
         self.work.wait()
         self.work = None
-        if self.pool is not None:
+        if self.queue is not None:
             assert self._reducing is not None
-            self.part.add_(my_part(self._reducing[: self._length], self.dp))
-            self.pool.give_back(self, self._reducing)
+            self.part.add_(my_part(self._reducing, self.dp))
             self._reducing = None
+            self.queue.remove(self)
 
     def start_rest(self) -> None:
         """Begin to reduce what has not been: without overlap, or when a gradient did not come."""

@@ -68,9 +68,7 @@ class Trainer:
             for stage in placement.stages[topology.pp.rank]
         ]
         self.stages = build_stages(config.model, make, places, config.loss, config.activations)
-        self.links = (
-            [] if topology.planned else build_links(placement, pipelines, topology.device, timeout)
-        )
+        self.links = [] if topology.planned else build_links(placement, pipelines, topology.device, timeout)
         parameters = [parameter for stage in self.stages for parameter in stage.parameters()]
         fusion = config.precision.gradient_accumulation_fusion_impl
         accumulate = IMPLEMENTATIONS[fusion if config.precision.gradient_accumulation_fusion else "none"]
