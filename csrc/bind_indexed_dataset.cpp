@@ -194,9 +194,15 @@ void read_samples(const std::vector<const ArraySampleReader *> &readers, const D
     const int64_t *dataset = datasets.data(), *sample = samples.data();
     int64_t *target = out.mutable_data();
     py::gil_scoped_release release;
+    std::vector<bool> checked(readers.size(), false);
     for (int64_t i = 0; i < rows; ++i) {
         if (dataset[i] < 0 || dataset[i] >= static_cast<int64_t>(readers.size()))
             fail("read_samples: dataset ", dataset[i], " of ", readers.size());
+        if (!checked[static_cast<size_t>(dataset[i])]) {
+            readers[static_cast<size_t>(dataset[i])]->dataset->bin()->check_size();
+            readers[static_cast<size_t>(dataset[i])]->dataset->idx()->check_size();
+            checked[static_cast<size_t>(dataset[i])] = true;
+        }
         readers[static_cast<size_t>(dataset[i])]->read(sample[i], target + i * width);
     }
 }

@@ -23,6 +23,8 @@ class MappedFile {
             fail(path, ": expected a regular file");
         }
         size_ = static_cast<uint64_t>(status.st_size);
+        device_ = status.st_dev;
+        inode_ = status.st_ino;
         if (size_ > 0) {
             void *address = ::mmap(nullptr, size_, PROT_READ, MAP_SHARED, descriptor, 0);
             const int error = errno;
@@ -41,10 +43,20 @@ class MappedFile {
 
     const uint8_t *data() const { return data_; }
     uint64_t size() const { return size_; }
+    // Throws when the file has become shorter: touching what is gone would be a SIGBUS. One that was replaced by another of its
+    // name is still mapped whole.
+    void check_size() const {
+        struct stat status;
+        if (::stat(path_.c_str(), &status) != 0 || status.st_dev != device_ || status.st_ino != inode_) return;
+        if (static_cast<uint64_t>(status.st_size) < size_)
+            fail(path_, ": had ", size_, " bytes when it was opened and has ", status.st_size, " now: something cut it while it was in use");
+    }
     const std::string &path() const { return path_; }
 
   private:
     std::string path_;
     const uint8_t *data_ = nullptr;
     uint64_t size_ = 0;
+    dev_t device_ = 0;
+    ino_t inode_ = 0;
 };

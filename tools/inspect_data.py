@@ -86,7 +86,7 @@ def tokenizer_of(args: argparse.Namespace) -> Tokenizer | None:
     named = (args.tokenizer_model, args.vocab_file, args.vocab_size)
     if not any(named) and args.tokenizer_type != "ByteLevelTokenizer":
         return None
-    return build_tokenizer(args, args.vocab_size, eod_token=args.eod_token)
+    return build_tokenizer(args, args.vocab_size)
 
 
 def describe(args: argparse.Namespace, prefix: str) -> None:

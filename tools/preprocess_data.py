@@ -154,7 +154,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         tokenizer = build_tokenizer(
             args,
             args.vocab_size,
-            eod_token=args.eod_token,
             add_special_tokens=not args.tokenizer_hf_no_include_special_tokens,
             allow_special_tokens=args.allow_special_tokens,
             workers=args.workers,

@@ -10,12 +10,14 @@ import signal
 import subprocess
 import sys
 import threading
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 
 from megalite.config import BatchSchedule
 from megalite.data.batch import Batch
@@ -23,7 +25,8 @@ from megalite.data.build import Dataset, DocumentRules, build_datasets
 from megalite.data.errors import DataError
 from megalite.data.loader import StepLoader, rank_samples
 from megalite.data.mock_dataset import MockDataset
-from tests.data.corpora import Words, data_config, numbered_dataset
+from megalite.data.tokenizer import build_tokenizer
+from tests.data.corpora import Words, data_config, numbered_dataset, write_dataset
 
 CPU = torch.device("cpu")
 
@@ -94,6 +97,23 @@ def test_the_batch_may_change_with_the_samples_consumed() -> None:
 def test_a_batch_that_does_not_divide_is_an_error_from_the_beginning() -> None:
     with pytest.raises(DataError, match="global batch 3 is not a multiple of micro-batch 2"):
         StepLoader(mock(30), 2, BatchSchedule((0, 4), (4, 3)), 0, 1, 0, CPU)
+
+
+def test_the_end_of_document_can_be_named_in_training(tmp_path: Path) -> None:
+    """For a tokenizer that does not say which of its tokens it is."""
+    library = Tokenizer(WordLevel({"a": 0, "b": 1, "<stop>": 2}, unk_token="a"))
+    library.save(str(tmp_path / "tokenizer.json"))
+    prefix = write_dataset(tmp_path / "d", [10] * 10, vocab_size=3)
+    config = data_config(tmp_path / "c", prefix, tokenizer_type="HuggingFaceTokenizer",
+                         tokenizer_model=str(tmp_path), eod_mask_loss=True)  # fmt: skip
+    with pytest.raises(DataError, match="name it: --eod-token TOKEN"):
+        build_datasets(config, build_tokenizer(config, 3), 8, 1, (9, 0, 0))
+    named = replace(config, eod_token="<stop>")
+    dataset = build_datasets(named, build_tokenizer(named, 3), 8, 1, (9, 0, 0)).train
+    assert dataset is not None
+    with StepLoader(dataset, 9, 9, 0, 1, 0, CPU) as loader:
+        (batch,) = next(loader)
+    assert torch.equal(batch.loss_mask == 0, batch.tokens == 2)
 
 
 def test_shapes_and_dtypes() -> None:
@@ -327,3 +347,26 @@ def test_mock_tokens_are_a_function_of_the_sample() -> None:
     assert many.min() >= 0
     assert many.max() == 49
     assert len({row.tobytes() for row in many}) == 100
+
+
+@pytest.mark.parametrize("suffix", [".bin", ".idx"])
+def test_a_file_that_is_cut_while_it_is_read_is_a_message(tmp_path: Path, suffix: str) -> None:
+    """And one that was replaced by another of its name is still read as it was."""
+    prefix = numbered_dataset(tmp_path / "d", documents=4000, length=9)
+    config = data_config(tmp_path / "c", prefix)
+    dataset = build_datasets(config, Words(40000, 39999), 8, 3, (4000, 0, 0)).train
+    assert dataset is not None
+    path = Path(prefix + suffix)
+    content = path.read_bytes()
+    out = np.empty((4000, 9), dtype=np.int64)
+    dataset.samples.read(np.arange(4000), out)
+    before = out.copy()
+    (tmp_path / "other").write_bytes(content[:10])
+    path.rename(tmp_path / "kept")
+    (tmp_path / "other").rename(path)
+    dataset.samples.read(np.arange(4000), out)
+    assert np.array_equal(out, before)
+    (tmp_path / "kept").rename(path)
+    os.truncate(path, 10)
+    with pytest.raises(DataError, match=rf"{suffix}: had {len(content)} bytes when it was opened and has 10"):
+        dataset.samples.read(np.arange(4000), out)

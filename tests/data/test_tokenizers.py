@@ -26,12 +26,9 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def make(kind: str = "HuggingFaceTokenizer", vocab_size: int | None = None, **given: object) -> Tokenizer:
-    options = {
-        key: given.pop(key)
-        for key in ("eod_token", "add_special_tokens", "allow_special_tokens")
-        if key in given
-    }
-    fields = dict.fromkeys(("tokenizer_model", "vocab_file", "merge_file", "null_tokenizer_eod_id")) | given
+    options = {key: given.pop(key) for key in ("add_special_tokens", "allow_special_tokens") if key in given}
+    names = ("tokenizer_model", "vocab_file", "merge_file", "null_tokenizer_eod_id", "eod_token")
+    fields = dict.fromkeys(names) | given
     return build_tokenizer(SimpleNamespace(tokenizer_type=kind, **fields), vocab_size, **options)  # type: ignore[arg-type]
 
 

@@ -84,6 +84,11 @@ class DataConfig:
         "End-of-document id of NullTokenizer. Default, as in recent Megatron: vocabulary size - 1.",
         minimum=0,
     )
+    eod_token: str | None = setting(
+        None,
+        "The end-of-document token of a tokenizer that does not say which it is, as given to "
+        "tools/preprocess_data.py; of use with --eod-mask-loss and --reset-*.",
+    )
     reset_position_ids: bool = setting(False, "Restart positions after each end of document.")
     reset_attention_mask: bool = setting(False, "Do not attend across an end of document.")
     eod_mask_loss: bool = setting(

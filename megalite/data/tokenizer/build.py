@@ -26,6 +26,8 @@ class TokenizerSettings(Protocol):
     def merge_file(self) -> str | None: ...
     @property
     def null_tokenizer_eod_id(self) -> int | None: ...
+    @property
+    def eod_token(self) -> str | None: ...
 
 
 TYPES = (
@@ -44,19 +46,18 @@ def build_tokenizer(
     settings: TokenizerSettings,
     vocab_size: int | None = None,
     *,
-    eod_token: str | None = None,
     add_special_tokens: bool = True,
     allow_special_tokens: bool = False,
     workers: int = 1,
 ) -> Tokenizer:
     """The tokenizer of `settings`.
 
-    `vocab_size`: of NullTokenizer and of TikTokenizer's JSON vocabularies. `eod_token`: the
-    end-of-document token's text where the tokenizer does not say. `add_special_tokens`: what a Hugging
-    Face tokenizer itself adds to each text, such as a beginning-of-sequence token. `allow_special_tokens`:
-    text that spells a special token becomes that token. `workers`: threads of one batch, where the library
-    does not share one pool among all. Raises DataError.
+    `vocab_size`: of NullTokenizer and of TikTokenizer's JSON vocabularies. `add_special_tokens`: what a
+    Hugging Face tokenizer itself adds to each text, such as a beginning-of-sequence token.
+    `allow_special_tokens`: text that spells a special token becomes that token. `workers`: threads of one
+    batch, where the library does not share one pool among all. Raises DataError.
     """
+    eod_token = settings.eod_token
     kind = ALIASES.get(settings.tokenizer_type, settings.tokenizer_type)
     if kind not in TYPES:
         raise DataError(f"--tokenizer-type {kind}: expected one of {', '.join(TYPES)}")
