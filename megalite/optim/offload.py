@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 
 import torch
 
@@ -16,10 +15,7 @@ PIECE = 1 << 22  # elements: 16 MiB of gradients, long enough for the bus and sh
 
 class OffloadedState:
     """The interface of FlatState; the first `fraction` of the elements are updated on the host, the rest
-    where the weights are.
-
-    The host's part keeps an fp32 master and there is no remainder form of it: the numbers are the same, and
-    host memory is not what is short. On a machine whose weights are in host memory nothing is copied.
+    where the weights are. On a machine whose weights are in host memory nothing is copied.
     """
 
     def __init__(
@@ -89,66 +85,78 @@ class HostState:
     ):
         self.length = weights.numel()
         self._weights, self._grads = weights, grads
-        self._bus = None if weights.device.type in ("cpu", "meta") else _Bus(weights.device)
-        host_weights = weights if self._bus is None else self._bus.host_copy(weights)
-        host_grads = grads if self._bus is None else self._bus.host_copy(grads)
-        options = replace(options, store_param_remainders=False)
-        self._state = FlatState(host_weights, host_grads, decay_ranges, options)
+        self._bus = _Bus(weights.device) if weights.is_cuda else _OnePlace()
+        self._state = FlatState(self._bus.on_host(weights), self._bus.on_host(grads), decay_ranges, options)
         self._pieces = [
             slice(start, min(start + piece, self.length)) for start in range(0, self.length, piece)
         ]
 
     def start_copies(self) -> None:
         """Queue the copies of the gradients, as they are once the work queued so far is done."""
-        if self._bus is not None:  # device only
-            memory = self._state.memory
-            self._bus.bring_down([(memory.grads[piece], self._grads[piece]) for piece in self._pieces])
+        on_host = self._state.memory.grads
+        self._bus.bring_down([(on_host[piece], self._grads[piece]) for piece in self._pieces])
 
     def update(self, scalars: torch.Tensor) -> None:
         """One step; returns when the host is done, with the last weights on their way up."""
-        on_host = scalars.to(self._state.memory.weights.device)
         memory = self._state.memory
+        on_host = scalars.to(memory.weights.device)
         for index, piece in enumerate(self._pieces):
-            if self._bus is not None:  # device only
-                self._bus.wait_for_piece(index)
+            self._bus.wait_for_piece(index)
             self._state.update_piece(piece, on_host)
-            if self._bus is not None:  # device only
-                self._bus.send_up(self._weights[piece], memory.weights[piece])
-        if self._bus is not None:  # device only
-            self._bus.finish()
+            self._bus.send_up(self._weights[piece], memory.weights[piece])
+        self._bus.finish()
 
     @torch.no_grad()
     def take_weights(self) -> None:
-        if self._bus is not None:  # device only
-            self._state.memory.weights.copy_(self._weights)
+        """As FlatState's."""
+        self._state.memory.weights.copy_(self._weights)
         self._state.take_weights()
 
     def held(self) -> Iterator[torch.Tensor]:
         """State, and what there is on the host only to be copied."""
         yield from self._state.held()
-        if self._bus is not None:  # device only
-            yield from (self._state.memory.weights, self._state.memory.grads)
+        yield from self._bus.copies
 
     def logical(self) -> dict[str, torch.Tensor]:
+        """As FlatState's, in host memory."""
         return self._state.logical()
 
     @torch.no_grad()
     def take_logical(self, values: Mapping[str, torch.Tensor]) -> None:
-        if self._bus is not None:  # device only
-            self._state.memory.weights.copy_(self._weights)
+        """As FlatState's, with the weights that a checkpoint has brought to the device by themselves."""
+        self._state.memory.weights.copy_(self._weights)
         self._state.take_logical(values)
+        self._weights.copy_(self._state.memory.weights)
 
 
-class _Bus:
+class _OnePlace:
+    """Weights and gradients are in host memory: there is nothing to copy."""
+
+    def __init__(self) -> None:
+        self.copies: list[torch.Tensor] = []
+
+    def on_host(self, source: torch.Tensor) -> torch.Tensor:
+        """`source` itself."""
+        return source
+
+    def bring_down(self, copies: list[tuple[torch.Tensor, torch.Tensor]]) -> None: ...
+    def wait_for_piece(self, index: int) -> None: ...
+    def send_up(self, target: torch.Tensor, source: torch.Tensor) -> None: ...
+    def finish(self) -> None: ...
+
+
+class _Bus(_OnePlace):
     """Copies between an accelerator and pinned host memory, beside the work of the current stream."""
 
     def __init__(self, device: torch.device):
+        super().__init__()
         self._down, self._up = torch.cuda.Stream(device), torch.cuda.Stream(device)  # device only
         self._arrived: list[torch.cuda.Event] = []
 
-    def host_copy(self, source: torch.Tensor) -> torch.Tensor:
+    def on_host(self, source: torch.Tensor) -> torch.Tensor:
         """Pinned memory with the same values."""
-        return torch.empty_like(source, device="cpu", pin_memory=True).copy_(source)  # device only
+        self.copies.append(torch.empty_like(source, device="cpu", pin_memory=True))  # device only
+        return self.copies[-1].copy_(source)
 
     def bring_down(self, copies: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
         """Queue (to, from) copies, in order, after what the current stream has been given."""

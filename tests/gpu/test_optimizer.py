@@ -51,9 +51,11 @@ def test_the_host_gives_the_numbers_of_the_device(dtype: torch.dtype, fraction: 
         torch.testing.assert_close(got, wanted, rtol=tolerance, atol=tolerance)
 
 
-def test_many_pieces_are_copied_in_order_while_the_host_computes() -> None:
+@pytest.mark.parametrize("remainder", [False, True])
+def test_many_pieces_are_copied_in_order_while_the_host_computes(remainder: bool) -> None:
     """Equal to one update of everything on the host, over steps whose gradients change at once."""
-    options, scalars = StateOptions(0.9, 0.95, 1e-8, 0.1), torch.tensor([1e-2, 1.0, 10.0, 20.0, 0.0]).double()
+    options = StateOptions(0.9, 0.95, 1e-8, 0.1, store_param_remainders=remainder)
+    scalars = torch.tensor([1e-2, 1.0, 10.0, 20.0, 0.0]).double()
     generator = torch.Generator().manual_seed(1)
     weights = torch.randn(3_000_017, generator=generator).to(BF16)
     on_device, grads = weights.to(CUDA), torch.zeros(weights.shape, device=CUDA)

@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from megalite.config import PrecisionConfig
 from megalite.optim import Optimizer, bytes_per_parameter
-from megalite.optim.offload import HostState
-from megalite.optim.state import FlatState, StateOptions
+from megalite.optim.offload import HostState, OffloadedState
+from megalite.optim.state import FlatState, State, StateOptions
 from megalite.parallel.buckets import GradientBuckets
 from tests.optim.flat import draw_gradients, make_buckets, make_optimizer
 
@@ -87,6 +88,9 @@ def test_weights_loaded_from_elsewhere_become_the_master(form: dict[str, Any]) -
         bucket.weights.mul_(3)
     loaded = [bucket.weights.clone() for bucket in buckets.buckets]
     optimizer.copy_weights_to_master()
+    for block in optimizer.state_blocks():
+        if block.kind == "master":
+            assert torch.equal(block.values, block.param.detach().flatten().float())
     optimizer.step(0.0)
     assert all(map(torch.equal, [bucket.weights for bucket in buckets.buckets], loaded))
 
@@ -105,6 +109,7 @@ def test_weights_loaded_from_elsewhere_become_the_master(form: dict[str, Any]) -
         (BF16, SHORT_MOMENTS, 6, 12),
         (torch.float32, SHORT_MOMENTS, 4, 12),
         (BF16, {**SHORT_MOMENTS, "main_grads_dtype": "bf16"}, 6, 10),
+        (BF16, {**SHORT_MOMENTS, **HALF_OFFLOADED}, 6, 12),
     ],
     ids=str,
 )
@@ -112,7 +117,8 @@ def test_bytes_per_parameter_are_those_held(
     dtype: torch.dtype, form: dict[str, Any], optimizer_bytes: int, total: int
 ) -> None:
     name = str(dtype).removeprefix("torch.")
-    precision = PrecisionConfig(params_dtype=name, **form)
+    formats = {key: value for key, value in form.items() if key in PrecisionConfig.__dataclass_fields__}
+    precision = PrecisionConfig(params_dtype=name, **formats)
     grads = BF16 if form.get("main_grads_dtype") else None
     buckets = make_buckets(dtype, shapes=((128, 3),), main_grads=grads)
     held = sum(tensor.nbytes for tensor in make_optimizer(buckets, **form).held())
@@ -144,6 +150,20 @@ def test_pieces_of_the_host_do_not_change_a_bit(piece: int) -> None:
     HostState(cut, grads, ((3, 100), (130, 480)), options, piece).update(scalars)
     assert torch.equal(whole, cut)
     assert not torch.equal(whole, weights)
+
+
+@pytest.mark.parametrize("fraction", [None, 0.4])
+@pytest.mark.parametrize("remainder", [False, True])
+def test_an_update_of_tensors_without_data(remainder: bool, fraction: float | None) -> None:
+    """As a memory plan makes one, that has no memory."""
+    options = StateOptions(0.9, 0.95, 1e-8, 0.1, store_param_remainders=remainder)
+    with FakeTensorMode():
+        flats = (torch.empty(500, dtype=BF16), torch.empty(500), ((3, 100),), options)
+        state: State = FlatState(*flats) if fraction is None else OffloadedState(*flats, fraction)
+        state.update(torch.zeros(5, dtype=torch.float64), torch.tensor(1))
+        held = list(state.held())
+    assert all(isinstance(tensor, FakeTensor) for tensor in held)
+    assert sum(tensor.nbytes for tensor in held if tensor.dtype == torch.float32) >= 8 * 500
 
 
 def test_bf16_gradients_reach_the_update() -> None:
