@@ -5,7 +5,7 @@ of i.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -119,16 +119,29 @@ def cached_blend_index(
     """`blend_index` kept in the folder `cache`, or built in memory for None."""
     if cache is None:
         return blend_index(weights, size)
+    description = {"kind": "blend", "weights": [weight.hex() for weight in weights], "size": size}
+    given = np.array(weights, dtype=np.float64)
+    return _cached_index(cache, description, size, lambda made: _C.fill_blend(*made, given))
+
+
+def cached_exhaustive_index(
+    cache: Path | None, sizes: Sequence[int], count: int | None
+) -> tuple[np.ndarray, np.ndarray]:
+    """`exhaustive_blend_index` kept in the folder `cache`, or built in memory for None."""
+    if cache is None:
+        return exhaustive_blend_index(sizes, count)
+    count = sum(sizes) if count is None else min(count, sum(sizes))
+    description = {"kind": "exhaustive blend", "sizes": list(sizes), "size": count}
+    given = np.array(sizes, dtype=np.int64)
+    return _cached_index(cache, description, count, lambda made: _C.fill_exhaustive_blend(*made, given))
+
+
+def _cached_index(
+    cache: Path, description: dict[str, object], size: int, build: Callable[[list[np.ndarray]], None]
+) -> tuple[np.ndarray, np.ndarray]:
     specs = [
         ArraySpec("dataset_index", np.dtype(np.int16), (size,)),
         ArraySpec("dataset_sample_index", np.dtype(np.int64), (size,)),
     ]
-    description: dict[str, object] = {
-        "kind": "blend",
-        "weights": [weight.hex() for weight in weights],
-        "size": size,
-    }
-    datasets, samples = cached_arrays(
-        cache, description, specs, lambda made: _C.fill_blend(*made, np.array(weights, dtype=np.float64))
-    )
+    datasets, samples = cached_arrays(cache, description, specs, build)
     return datasets, samples

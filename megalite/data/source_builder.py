@@ -13,7 +13,7 @@ from megalite.config.blend import Blend
 from megalite.data.blended_dataset import (
     BlendedDataset,
     cached_blend_index,
-    exhaustive_blend_index,
+    cached_exhaustive_index,
     normalize,
     samples_per_dataset,
     with_surplus,
@@ -54,7 +54,7 @@ class SourceBuilder:
                     f"{name} split: none of the {len(datasets)} datasets holds one whole sample of "
                     f"{self.seq_length} tokens"
                 )
-            return BlendedDataset(datasets, *exhaustive_blend_index(lengths, size))
+            return BlendedDataset(datasets, *cached_exhaustive_index(self.cache, lengths, size))
         if size is None:
             raise DataError(
                 f"{name} split: a blend with weights has no natural length; say how many samples are wanted"
@@ -73,7 +73,7 @@ class SourceBuilder:
         """
         count = max(0, samples - stretch.first_sample)
         if stretch.left is not None:
-            datasets_of, samples_of = exhaustive_blend_index(stretch.left, count)
+            datasets_of, samples_of = cached_exhaustive_index(self.cache, stretch.left, count)
         else:
             weights = normalize(stretch.weights or [1.0])
             count = sum(samples_per_dataset(weights, count))
