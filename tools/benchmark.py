@@ -3,6 +3,7 @@
 python tools/benchmark.py train      # whole training steps on CPU cores, beside Transformers and torch DDP
 python tools/benchmark.py optimizer  # norm, clip and AdamW, beside torch's
 python tools/benchmark.py kernels    # every fused operation, beside torch's; CSV and pictures
+python tools/benchmark.py head       # output layer and loss at once, and in chunks: time and memory (CPU)
 python tools/benchmark.py data       # from text to samples, beside tokenizers, NumPy and megatron-core
 """
 
@@ -38,6 +39,15 @@ def main() -> int:
     kernels.add_argument(
         "--output", type=Path, default=Path("runs/kernels"), help="folder of the CSV and PNGs"
     )
+    head = commands.add_parser(
+        "head", help="output layer with loss: --cross-entropy-fusion-impl native, linear"
+    )
+    head.add_argument("--tokens", type=int, default=2048)
+    head.add_argument("--hidden", type=int, default=1024)
+    head.add_argument("--vocabulary", type=int, default=32768)
+    head.add_argument("--chunk-mib", type=float, default=64.0)
+    head.add_argument("--rounds", type=int, default=5)
+    head.add_argument("--threads", type=int, default=2)
     data = commands.add_parser(
         "data", help="preprocessing, index building, blending, reading; megatron-core's where it is installed"
     )
@@ -55,7 +65,9 @@ def main() -> int:
         "--tokenizer-model", type=Path, help="tokenizer.json (default: one trained on the corpus)"
     )
     flags = parser.parse_args()
-    run = {"train": _train, "optimizer": _optimizer, "kernels": _kernels, "data": _data}[flags.command]
+    run = {"train": _train, "optimizer": _optimizer, "kernels": _kernels, "head": _head, "data": _data}[
+        flags.command
+    ]
     return run(flags)
 
 
@@ -83,6 +95,18 @@ def _kernels(flags: argparse.Namespace) -> int:
 
     torch.set_num_threads(flags.threads)
     print(table(benchmark_kernels(flags.output, flags.rounds, flags.compile)))
+    return 0
+
+
+def _head(flags: argparse.Namespace) -> int:
+    from tools.benchmarks.head import benchmark_head
+
+    shape = (flags.tokens, flags.hidden, flags.vocabulary, flags.chunk_mib)
+    for one in benchmark_head(*shape, threads=flags.threads, rounds=flags.rounds):
+        print(
+            f"{one.implementation}: {one.milliseconds:.0f} ms, {one.saved_mib:.0f} MiB saved for backward, "
+            f"{one.peak_mib:.0f} MiB at the peak"
+        )
     return 0
 
 

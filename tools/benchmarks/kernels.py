@@ -1,8 +1,7 @@
-"""Times of the fused operations beside torch eager, torch.compile and Liger-Kernel, all in one run.
+"""Times of the fused operations beside torch eager, torch.compile, Liger-Kernel and apex, all in one run.
 
-On a GPU: CUDA events, medians, inputs rotated through more memory than the cache, contiguous upstream
-gradients, and each time as a share of the copy bandwidth measured in the same run. On a CPU: the least of
-interleaved repetitions.
+Medians of alternating rounds with contiguous upstream gradients, and each as a share of the copy bandwidth
+measured in the same run. On a GPU: CUDA events, inputs rotated through more memory than the cache.
 """
 
 from __future__ import annotations
@@ -10,6 +9,7 @@ from __future__ import annotations
 import csv
 import importlib
 import importlib.util
+import math
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -29,6 +29,8 @@ from megalite.kernels import (
     swiglu,
     vocab_parallel_cross_entropy,
 )
+from megalite.kernels.apex import has_apex
+from tools.benchmarks.adamw import benchmark_adamw
 
 Operation = Callable[..., "Tensor | tuple[Tensor, ...]"]
 CACHE_BYTES = 256 * 2**20  # more than the last cache of any GPU now made
@@ -74,7 +76,8 @@ def subjects(
         return functional.rms_norm(x, weight.shape, weight, 1e-6)
 
     def eager_add_norm(x: Tensor, residual: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-        return eager_norm(x + residual, weight), x + residual
+        total = x + residual
+        return eager_norm(total, weight), total
 
     def eager_swiglu(x: Tensor) -> Tensor:
         return functional.silu(x[:, 0]) * x[:, 1]
@@ -82,11 +85,11 @@ def subjects(
     for tokens, hidden, ffn in sizes:
         shape, n = f"{tokens}x{hidden}", tokens * hidden
         wide, weight = (tokens, hidden), (hidden,)
-        norms: dict[str, Operation] = {"megalite": rms_norm, "torch": eager_norm, **_liger("rms_norm")}
+        norms: dict[str, Operation] = {"megalite": rms_norm, "torch": eager_norm, **_others("rms_norm")}
         yield Subject("rms_norm", shape, norms, normals(wide, weight), 4 * n, 6 * n)
         added: dict[str, Operation] = {"megalite": add_rms_norm, "torch": eager_add_norm}
         yield Subject("add_rms_norm", shape, added, normals(wide, wide, weight), 8 * n, 8 * n)
-        gated: dict[str, Operation] = {"megalite": swiglu, "torch": eager_swiglu, **_liger("swiglu")}
+        gated: dict[str, Operation] = {"megalite": swiglu, "torch": eager_swiglu, **_others("swiglu")}
         elements = tokens * ffn
         stacked = f"{tokens}x2x{ffn}"
         yield Subject("swiglu", stacked, gated, normals((tokens, 2, ffn)), 6 * elements, 10 * elements)
@@ -99,6 +102,22 @@ def subjects(
         inputs = normals((tokens, 1, heads, 128), (tokens, 1, groups, 128))
         moved = 4 * tokens * (heads + groups) * 128
         yield Subject("rope", f"{tokens}x{heads}+{groups}x128", turned, inputs, moved, moved)
+        blocks: dict[str, Operation] = {
+            "megalite": partial(_block, rms_norm, turned["megalite"], add_rms_norm, swiglu),
+            "torch": partial(_block, eager_norm, turned["torch"], eager_add_norm, eager_swiglu),
+        }
+        inputs = normals(
+            wide,
+            weight,
+            (tokens, 1, heads, 128),
+            (tokens, 1, groups, 128),
+            wide,
+            weight,
+            (tokens, 2, ffn),
+            wide,
+        )
+        forward, backward = 18 * n + 6 * elements + moved, 14 * n + 10 * elements + moved
+        yield Subject("llama_block", f"{shape}x{ffn}", blocks, inputs, forward, backward)
     tokens, hidden = sizes[0][:2] if device.type == "cuda" else (512, 512)
     target = torch.randint(0, vocabulary, (tokens,), device=device)
     logit_bytes = 2 * tokens * vocabulary
@@ -109,16 +128,25 @@ def subjects(
     def eager(x: Tensor) -> Tensor:
         return functional.cross_entropy(x.float(), target, reduction="none")
 
+    def narrow(x: Tensor) -> Tensor:
+        return functional.cross_entropy(x, target, reduction="none")
+
     def chunked(x: Tensor, weight: Tensor) -> Tensor:
         return linear_cross_entropy(x, weight, target, 0, vocabulary, budget=logit_bytes // 4)
 
-    losses: dict[str, Operation] = {"megalite": ours, "torch": eager}
+    losses: dict[str, Operation] = {
+        "megalite": ours,
+        "torch": eager,
+        "torch in bf16": narrow,
+        **_others("cross_entropy", target),
+    }
     logits = normals((tokens, vocabulary))
     yield Subject("cross_entropy", f"{tokens}x{vocabulary}", losses, logits, logit_bytes, 2 * logit_bytes)
     heads_and_losses: dict[str, Operation] = {
         "megalite": chunked,
-        "unfused": lambda x, weight: ours(x @ weight.t()),
-        "torch": lambda x, weight: eager(x @ weight.t()),
+        "unfused": lambda x, weight: ours(x @ weight.t()).sum(),
+        "torch": lambda x, weight: eager(x @ weight.t()).sum(),
+        **_others("linear_cross_entropy", target),
     }
     shape = f"{tokens}x{hidden}x{vocabulary}"
     inputs = normals((tokens, hidden), (vocabulary, hidden))
@@ -136,15 +164,48 @@ def _eager_rope(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor,
     return turn(q), turn(k)
 
 
-def _liger(operation: str) -> dict[str, Operation]:
-    """Liger-Kernel's form of the operation, where it is installed and a GPU is there to run it."""
-    if importlib.util.find_spec("liger_kernel") is None or not torch.cuda.is_available():
-        return {}
-    functional = importlib.import_module("liger_kernel.transformers.functional")
+def _block(
+    norm: Operation,
+    turn: Operation,
+    add_norm: Operation,
+    gate: Operation,
+    x: Tensor,
+    first_weight: Tensor,
+    q: Tensor,
+    k: Tensor,
+    attended: Tensor,
+    second_weight: Tensor,
+    gate_up: Tensor,
+    down: Tensor,
+) -> tuple[Tensor, ...]:
+    """All of a Llama block but its matrix products and attention."""
+    normed, total = add_norm(attended, x, second_weight)
+    first, activated = norm(x, first_weight), gate(gate_up)
+    assert isinstance(first, Tensor)
+    assert isinstance(activated, Tensor)
+    return (first, *turn(q, k), normed, activated, total + down)
 
-    if operation == "rms_norm":
-        return {"liger": lambda x, w: functional.liger_rms_norm(x, w, 1e-6, in_place=False)}
-    return {"liger": lambda x: functional.liger_swiglu(x[:, 0].contiguous(), x[:, 1].contiguous())}
+
+def _others(operation: str, target: Tensor | None = None) -> dict[str, Operation]:
+    """Liger-Kernel's and apex's forms, where they are installed and a GPU is there to run them."""
+    found: dict[str, Operation] = {}
+    if not torch.cuda.is_available():
+        return found
+    if has_apex() and operation == "rms_norm":
+        apex = importlib.import_module("apex.normalization.fused_layer_norm")
+        found["apex"] = lambda x, w: apex.fused_rms_norm_affine(x, w, w.shape, 1e-6)
+    if importlib.util.find_spec("liger_kernel") is None:
+        return found
+    liger = importlib.import_module("liger_kernel.transformers.functional")
+    forms: dict[str, Operation] = {
+        "rms_norm": lambda x, w: liger.liger_rms_norm(x, w, 1e-6, in_place=False),
+        "swiglu": lambda x: liger.liger_swiglu(x[:, 0].contiguous(), x[:, 1].contiguous()),
+        "cross_entropy": lambda x: liger.liger_cross_entropy(x * 1, target, reduction="none"),  # overwrites x
+        "linear_cross_entropy": lambda x, w: liger.liger_fused_linear_cross_entropy(
+            x, w, target, reduction="sum"
+        ),
+    }
+    return found | {"liger": forms[operation]}
 
 
 def copy_bandwidth(device: torch.device) -> float:
@@ -155,7 +216,7 @@ def copy_bandwidth(device: torch.device) -> float:
 
 
 def _time(calls: Sequence[Callable[[], object]], device: torch.device, rounds: int) -> list[float]:
-    """Seconds of each call, interleaved over `rounds`: the median on a GPU, the least on a (shared) CPU."""
+    """Seconds of each call: the median of `rounds` in which all take turns."""
     taken: list[list[float]] = [[] for _ in calls]
     for call in calls:
         call()
@@ -174,7 +235,7 @@ def _time(calls: Sequence[Callable[[], object]], device: torch.device, rounds: i
                 begin = time.perf_counter()
                 call()
                 times.append(time.perf_counter() - begin)
-    return [statistics.median(times) if device.type == "cuda" else min(times) for times in taken]
+    return [statistics.median(times) for times in taken]
 
 
 def _calls(operation: Operation, inputs: list[tuple[Tensor, ...]], mode: str) -> Callable[[], object]:
@@ -228,6 +289,27 @@ def measure(
             )
 
 
+def adamw_rows(rounds: int, copy: float) -> list[Row]:
+    """Steps of the optimizer, norm and clipping included; see tools.benchmarks.adamw."""
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
+    parameters = 500_000_000 if torch.cuda.is_available() else 50_000_000
+    rows = []
+    for one in benchmark_adamw(parameters, threads=torch.get_num_threads(), rounds=rounds):
+        rate = one.gigabytes_per_second or float("nan")
+        row = (
+            "adamw",
+            f"{parameters:.0e}",
+            one.name,
+            "step",
+            one.milliseconds,
+            rate,
+            rate * 1e9 / copy,
+            device,
+        )
+        rows.append(Row(*row))
+    return rows
+
+
 def benchmark_kernels(out: Path, rounds: int, compiled: bool) -> list[Row]:
     """Measure everything, write kernels.csv and one picture an operation into `out`, and return the rows."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -237,6 +319,7 @@ def benchmark_kernels(out: Path, rounds: int, compiled: bool) -> list[Row]:
     rows: list[Row] = []
     for subject in subjects(device, sizes, 131072 if on_gpu else 32768):
         rows.extend(measure(subject, device, rounds, copy, compiled))
+    rows += adamw_rows(rounds, copy)
     out.mkdir(parents=True, exist_ok=True)
     with (out / "kernels.csv").open("w", newline="") as file:
         writer = csv.DictWriter(file, list(Row.__dataclass_fields__))
@@ -267,15 +350,21 @@ def plot(rows: Sequence[Row], out: Path) -> None:
 
 
 def table(rows: Sequence[Row]) -> str:
-    """Milliseconds, and how many times megalite's time each other provider takes."""
+    """Markdown: milliseconds, and how many times megalite's time each other provider takes."""
     ours = {(r.operation, r.shape, r.mode): r.milliseconds for r in rows if r.provider == "megalite"}
     lines = [
-        f"{'operation':<22}{'shape':<20}{'mode':<10}{'provider':<15}{'ms':>9}{'GB/s':>8}{'copy':>7}{'ours':>8}"
+        "| operation | shape | mode | provider | ms | GB/s | of copy | times ours |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
     for r in rows:
-        ratio = r.milliseconds / ours[r.operation, r.shape, r.mode]
+        mine = ours.get((r.operation, r.shape, r.mode))
+        ratio = "" if mine is None else f"{r.milliseconds / mine:.2f}"
+        rate = (
+            "|"
+            if math.isnan(r.gigabytes_per_second)
+            else f"{r.gigabytes_per_second:.1f} | {r.share_of_copy:.0%}"
+        )
         lines.append(
-            f"{r.operation:<22}{r.shape:<20}{r.mode:<10}{r.provider:<15}{r.milliseconds:>9.3f}"
-            f"{r.gigabytes_per_second:>8.1f}{r.share_of_copy:>7.0%}{ratio:>7.2f}x"
+            f"| {r.operation} | {r.shape} | {r.mode} | {r.provider} | {r.milliseconds:.3f} | {rate} | {ratio} |"
         )
     return "\n".join(lines)
