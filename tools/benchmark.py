@@ -39,9 +39,7 @@ def main() -> int:
     kernels.add_argument(
         "--output", type=Path, default=Path("runs/kernels"), help="folder of the CSV and PNGs"
     )
-    head = commands.add_parser(
-        "head", help="output layer with loss: --cross-entropy-fusion-impl native, linear"
-    )
+    head = commands.add_parser("head", help="output layer with loss, at once and in chunks")
     head.add_argument("--tokens", type=int, default=2048)
     head.add_argument("--hidden", type=int, default=1024)
     head.add_argument("--vocabulary", type=int, default=32768)
@@ -65,10 +63,8 @@ def main() -> int:
         "--tokenizer-model", type=Path, help="tokenizer.json (default: one trained on the corpus)"
     )
     flags = parser.parse_args()
-    run = {"train": _train, "optimizer": _optimizer, "kernels": _kernels, "head": _head, "data": _data}[
-        flags.command
-    ]
-    return run(flags)
+    run = {"train": _train, "optimizer": _optimizer, "kernels": _kernels, "head": _head, "data": _data}
+    return run[flags.command](flags)
 
 
 def _train(flags: argparse.Namespace) -> int:
