@@ -139,7 +139,12 @@ def flat_cases() -> Iterator[Case]:
     forms += [(BF16, torch.int16, *rest) for rest in itertools.product((FP32, BF16), repeat=3)]
     for form in forms:
         elements = 2**27
-        yield Case(f"adamw {' '.join(map(str, form))}", adamw(elements, *form), ADAMW_SCALARS)
+        # Where everything has 16 bits, a thread of AMD's 64-wide warps has four elements: 8 bytes.
+        half = 9 if FP32 not in form else 0
+        # Neither master nor weights in one piece costs sm_80 a register too many with one kind of moments.
+        spills = {"sm_80": 8} if form == (BF16, torch.int16, FP32, FP32, BF16) else {}
+        name = f"adamw {' '.join(map(str, form))}"
+        yield Case(name, adamw(elements, *form), ADAMW_SCALARS, spills, half_wide_on_amd=half)
     elements = 2**31 + 2**20
     for form in forms[:2]:
         yield Case(f"adamw {elements} {form[0]} weights", adamw(elements, *form), ADAMW_SCALARS)
@@ -172,7 +177,7 @@ def test_kernel(case: Case, target: str, compiled: dict[tuple[str, str], list[Re
         assert kernel.registers * kernel.threads <= REGISTERS * (2 if target == "gfx942" else 1)
         assert kernel.shared_bytes <= SHARED_LIMIT[target]
         assert case.double_precision or kernel.fp64_instructions == 0
-        assert kernel.wide > 0
+        assert kernel.wide > 0 or (target == "gfx942" and case.half_wide_on_amd)
         allowed = case.scalars + (case.half_wide_on_amd if target == "gfx942" else 0)
         assert kernel.narrow <= allowed
 
