@@ -27,7 +27,7 @@ from megalite.kernels.cross_entropy import (
     exchange,
 )
 from megalite.kernels.dispatch import choose, statistics_dtype
-from megalite.kernels.weight_gradient import accumulate_fused
+from megalite.kernels.weight_gradient import Accumulate, accumulate_fused
 
 DEFAULT_BUDGET = 512 * 2**20  # bytes of logits at once: large enough that the products run at full speed
 # torch 2.13 gave this a new name and warns of the old one, the only one that 2.11 has.
@@ -35,6 +35,8 @@ _reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_sc
 
 
 class _WeightGradients(Protocol):
+    accumulate: Accumulate
+
     def compute(self, work: Callable[[], None]) -> None:
         """Do `work` now, or when the schedule asks for weight gradients."""
 
@@ -93,9 +95,9 @@ class _LinearCrossEntropy(torch.autograd.Function):
             upstream = loss_grad.to(wide).reshape(())
         wants_hidden, wants_weight = (training and needed for needed in ctx.needs_input_grad[:2])
         grad_hidden = torch.empty_like(hidden) if wants_hidden else None
-        grad_weight = None
+        grad_weight, accumulate = None, accumulate_fused
         if wants_weight and sink is not None:
-            grad_weight = sink.main_grad.view(weight.shape)
+            grad_weight, accumulate = sink.main_grad.view(weight.shape), sink.weight_gradients.accumulate
         elif wants_weight:
             grad_weight = torch.zeros(weight.shape, dtype=wide, device=weight.device)
         total = torch.zeros((), dtype=wide, device=hidden.device)
@@ -124,7 +126,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
                 _finish(reduction)
                 reduction = _start_product(logits, weight, grad_hidden[start : start + rows], group, shards)
             if grad_weight is not None:
-                accumulate_fused(grad_weight, logits.t(), part)
+                accumulate(grad_weight, logits.t(), part)
         _finish(reduction)
         held = None if sink is not None else grad_weight
         ctx.save_for_backward(grad_hidden, held, upstream)
