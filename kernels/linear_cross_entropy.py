@@ -95,7 +95,8 @@ class _LinearCrossEntropy(torch.autograd.Function):
             upstream = loss_grad.to(wide).reshape(())
         wants_hidden, wants_weight = (training and needed for needed in ctx.needs_input_grad[:2])
         grad_hidden = torch.empty_like(hidden) if wants_hidden else None
-        grad_weight, accumulate = None, accumulate_fused
+        grad_weight = None
+        accumulate: Accumulate = accumulate_fused
         if wants_weight and sink is not None:
             grad_weight, accumulate = sink.main_grad.view(weight.shape), sink.weight_gradients.accumulate
         elif wants_weight:
