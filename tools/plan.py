@@ -9,6 +9,11 @@ picture, --write-csv a table that can be edited and read back with --csv.
 
 tells where the bytes of each rank of a training run will be, with neither GPUs nor processes: the model's own
 code runs on tensors that have no memory. Only the data is not needed.
+
+    python tools/plan.py activations [--world-size 8] [flags of the training run]
+
+counts what a layer keeps for its backward in every mode of recompute, and what that costs: of the run that
+the flags describe, or without flags of a GPT-3 and a Llama 3 layer on several layouts. Data is not needed.
 """
 
 from __future__ import annotations
@@ -59,9 +64,18 @@ def main() -> int:
     )
     memory.add_argument("--world-size", type=int, default=1, help="ranks of the run (default: 1)")
     memory.add_argument("--json", action="store_true", help="print JSON")
+    activations = commands.add_parser(
+        "activations",
+        help="bytes that a layer keeps in every mode of recompute",
+        description="All flags but this are those of the training run; see examples/pretrain_gpt.sh --help.",
+        allow_abbrev=False,
+    )
+    activations.add_argument("--world-size", type=int, default=1, help="ranks of the run (default: 1)")
     flags, others = parser.parse_known_args()
     if flags.command == "memory":
         return _memory(flags, others)
+    if flags.command == "activations":
+        return _activations(flags, others)
     if others:
         parser.error(f"unrecognized arguments: {' '.join(others)}")
     try:
@@ -71,6 +85,18 @@ def main() -> int:
     except (ScheduleError, ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
+    return 0
+
+
+def _activations(flags: argparse.Namespace, training: Sequence[str]) -> int:
+    from rich.console import Console
+
+    from megalite.config import parse_or_exit
+
+    config = parse_or_exit([*training, "--mock-data"], flags.world_size, rank=0) if training else None
+    from megalite.model.activation_table import reference_table, table_of
+
+    Console(width=120).print(reference_table() if config is None else table_of(config))
     return 0
 
 

@@ -29,9 +29,8 @@ from megalite.parallel.buckets import BucketOptions, GradientBuckets
 from megalite.parallel.params import ParameterFactory
 from megalite.parallel.topology import planned_topology
 
-KEEP_ALL = ActivationConfig()
 ELEMENTWISE = 10  # FLOPs an element of what is no matrix product: a GELU or a norm takes about as many
-COPIES = ("copy_", "clone", "_to_copy", "cat", "zeros_like", "zero_", "fill_", "full", "zeros")
+COPIES = ("copy_", "clone", "_to_copy", "cat", "zeros_like", "ones_like", "zero_", "fill_", "full", "zeros")
 PRODUCTS = {"mm": 0, "bmm": 0, "addmm": 1, "baddbmm": 1}  # by operator: place of the left factor
 
 
@@ -41,7 +40,8 @@ class Held:
 
     `kept`: alive between forward and backward, the input among them where it is needed (`keeps_input`).
     `on_host`: what waits in host memory instead. `forward_peak`, `backward_peak`: most that is alive at once,
-    kept, rebuilt and passing. `extra_flops`: what backward computes again.
+    kept, rebuilt and passing. `flops`: of forward and backward; `extra_flops`: the part of them that is done
+    again.
     """
 
     kept: int
@@ -49,7 +49,8 @@ class Held:
     on_host: int
     forward_peak: int
     backward_peak: int
-    extra_flops: int
+    flops: int
+    extra_flops: int = 0
 
 
 @dataclass(frozen=True)
@@ -68,23 +69,36 @@ def activation_bytes(config: Config) -> ActivationBytes:
     Attention inside documents counts as attention over whole samples. Of a group of layers that is recomputed
     as one, the first has the bytes and FLOPs of all.
     """
+    plain_config = replace(config, activations=ActivationConfig())
     measured = functools.cache(functools.partial(_group_bytes, config))
+    plain = functools.cache(functools.partial(_group_bytes, plain_config, recomputed=False, offloaded=False))
     layers: list[Held] = []
     for chunk in stage_layers(config):
         for places, recomputed in layer_groups(config.activations, len(chunk)):
             offloaded = places.start < config.activations.cpu_offloading_num_layers
             first = measured(len(places), recomputed, offloaded)
-            other = replace(first, kept=0, keeps_input=False, on_host=0, extra_flops=0)
+            first = replace(first, extra_flops=first.flops - plain(len(places)).flops)
+            other = replace(first, kept=0, keeps_input=False, on_host=0, flops=0, extra_flops=0)
             layers += [first, *[other] * (len(places) - 1)]
+    head = head_bytes(config)
+    head = replace(head, extra_flops=head.flops - head_bytes(plain_config).flops)
     with FakeTensorMode():
-        ends, plain = (_FakeStage(config, 1, settings) for settings in (config.activations, KEEP_ALL))
-        head = _less(ends.head(), plain.head())
-        return ActivationBytes(_less(ends.embedding(), plain.embedding()), tuple(layers), head, ends.shared())
+        stage = _FakeStage(config, 1, config.activations)
+        return ActivationBytes(stage.embedding(), tuple(layers), head, stage.shared())
 
 
-def _less(measured: Held, plain: Held) -> Held:
-    """`measured` with the FLOPs beyond those of a backward pass that makes nothing again."""
-    return replace(measured, extra_flops=measured.extra_flops - plain.extra_flops)
+def layer_bytes(config: Config) -> Held:
+    """One layer, the first of its chunk, by itself; its `extra_flops` are not told apart."""
+    settings = config.activations
+    return _group_bytes(
+        config, 1, settings.recompute_granularity == "full", settings.cpu_offloading_num_layers > 0
+    )
+
+
+def head_bytes(config: Config) -> Held:
+    """Final norm, output layer and loss; `extra_flops` are not told apart."""
+    with FakeTensorMode():
+        return _FakeStage(config, 1, config.activations).head()
 
 
 def _group_bytes(config: Config, layers: int, recomputed: bool, offloaded: bool) -> Held:
@@ -94,9 +108,7 @@ def _group_bytes(config: Config, layers: int, recomputed: bool, offloaded: bool)
         whole = replace(settings, recompute_method="uniform", recompute_num_layers=layers)
         settings = whole if recomputed else replace(settings, recompute_granularity=None)
     with FakeTensorMode():
-        return _less(
-            _FakeStage(config, layers, settings).layers(), _FakeStage(config, layers, KEEP_ALL).layers()
-        )
+        return _FakeStage(config, layers, settings).layers()
 
 
 class _FakeStage:
@@ -111,7 +123,13 @@ class _FakeStage:
             topology, self.dtype, config.run.seed, parallel.sequence_parallel, parallel.tp_comm_overlap
         )
         (self.stage,) = build_stages(model, make, [StagePlace(range(layers))], config.loss, settings)
-        GradientBuckets(self.stage.parameters(), topology, BucketOptions())
+        self.weight_gradient_flops = 0
+
+        def count(total: torch.Tensor, left: torch.Tensor, right: torch.Tensor) -> None:
+            """On a GPU the product is added where it is made, and takes no memory."""
+            self.weight_gradient_flops += 2 * left.numel() * right.shape[-1]
+
+        GradientBuckets(self.stage.parameters(), topology, BucketOptions(), accumulate=count)
         shape = config.batch.micro_batch_size, model.seq_length
         self.batch = Batch(
             tokens=torch.zeros(shape, dtype=torch.int64),
@@ -144,6 +162,7 @@ class _FakeStage:
 
     def _measure(self, forward: Callable[[torch.Tensor], torch.Tensor]) -> Held:
         """Run `forward` on hidden states, and its backward."""
+        self.weight_gradient_flops = 0
         given = torch.zeros(self.hidden_shape, dtype=self.dtype, requires_grad=True)
         with _Counter(self.stage.recompute.bytes_on_host) as counter:
             x = given.clone()  # no leaf: it lives for as long as somebody keeps it
@@ -154,9 +173,9 @@ class _FakeStage:
             forward_peak, counter.peak = counter.peak, 0
             kept = counter.alive() - gradient.untyped_storage().nbytes()
             keeps_input, on_host = not reference.expired(), self.stage.recompute.bytes_on_host()
-            counter.flops = 0
             torch.autograd.backward(edge, gradient)
-        return Held(kept, keeps_input, on_host, forward_peak, counter.peak, counter.flops)
+        flops = counter.flops + self.weight_gradient_flops
+        return Held(kept, keeps_input, on_host, forward_peak, counter.peak, flops)
 
 
 class _Counter(TorchDispatchMode):

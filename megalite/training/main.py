@@ -40,6 +40,7 @@ def _run(config: Config, place: Place) -> int:
     from megalite.accelerator import DeviceError, backend_for, clock_of, local_device
     from megalite.checkpoint import CheckpointError
     from megalite.data.errors import DataError
+    from megalite.model.recompute_budget import within_budget
     from megalite.parallel.topology import build_topology, with_traffic
     from megalite.parallel.traffic import TimedTraffic
     from megalite.training.errors import TrainingError
@@ -50,6 +51,12 @@ def _run(config: Config, place: Place) -> int:
     except DeviceError as error:  # of this rank alone: the others have a device and would wait for it
         print(f"error: {error}", file=sys.stderr, flush=True)
         return 1
+    try:
+        config, choice = within_budget(config)
+    except ConfigErrors as errors:
+        exit_with_errors(errors, place.rank)
+    if choice is not None and place.rank == 0:
+        print(choice, flush=True)
     timeout = timedelta(minutes=config.parallel.distributed_timeout_minutes)
     parallel = config.parallel
     try:
