@@ -34,7 +34,7 @@ from megalite.parallel.flat import (
 )
 from megalite.parallel.gathering import BucketWeights, GatherAhead, Unit, wait_before_use
 from megalite.parallel.mappings import all_reduce
-from megalite.parallel.params import attach_sink, record_of, sink_of
+from megalite.parallel.params import attach_sink, draw_into, record_of, sink_of
 from megalite.parallel.reduction import BucketGradients, Queue
 from megalite.parallel.topology import Axis, Topology
 from megalite.parallel.weight_gradients import WeightGradients
@@ -290,10 +290,7 @@ def _by_unit(params: Sequence[nn.Parameter], units: Sequence[Unit]) -> list[list
 def _move(slots: Sequence[Slot], flat: torch.Tensor) -> None:
     """Make each parameter a view of `flat`, with the values it had."""
     for slot in slots:
-        place = flat[slot.start : slot.stop]
-        with torch.no_grad():
-            place.copy_(slot.param.reshape(-1))
-        slot.param.data = place.view(slot.param.shape)
+        draw_into(flat[slot.start : slot.stop].view(slot.param.shape), slot.param)
 
 
 def _connect(slot: Slot, gradients: BucketGradients, weight_gradients: WeightGradients) -> None:

@@ -135,13 +135,16 @@ class ParameterFactory:
         sequence_parallel: bool = False,
         tp_comm_overlap: bool = False,
         prefix: str = "",
+        deferred: bool = False,
     ):
+        """`deferred`: parameters have their shape but no memory until somebody calls `draw_into`."""
         self.topology = topology
         self.dtype = dtype
         self.seed = seed
         self.sequence_parallel = sequence_parallel
         self.tensor_parallel = TensorParallel(topology.tp, sequence_parallel, tp_comm_overlap)
         self.prefix = prefix
+        self.deferred = deferred
 
     def within(self, prefix: str) -> ParameterFactory:
         """The same factory with `prefix.` put before every name."""
@@ -152,6 +155,7 @@ class ParameterFactory:
             self.sequence_parallel,
             self.tensor_parallel.overlap,
             f"{self.prefix}{prefix}.",
+            self.deferred,
         )
 
     def sharded(
@@ -237,14 +241,35 @@ class ParameterFactory:
         record = ParamRecord(
             self.prefix + name, shape, offsets, replicated_over, sum_grad_over, first, decay, uses
         )
-        data = torch.full(sizes, constant, dtype=self.dtype, device=self.topology.device)
+        data = torch.empty(sizes, dtype=self.dtype, device=self.topology.device)
         parameter = nn.Parameter(data)
         parameter._record = record  # type: ignore[attr-defined]
-        if std and not self.topology.planned:
-            values = _initial_block(self.seed, record, *global_block(parameter), std)
-            with torch.no_grad():
-                narrow_to_block(parameter, parameter).copy_(values)
+
+        @torch.no_grad()
+        def draw(target: torch.Tensor) -> None:
+            target.fill_(constant)
+            if std and not self.topology.planned:
+                values = _initial_block(self.seed, record, *global_block(parameter), std)
+                narrow_to_block(target, parameter).copy_(values)
+
+        if self.deferred:
+            data.untyped_storage().resize_(0)
+            parameter._draw = draw  # type: ignore[attr-defined]
+        else:
+            draw(data)
         return parameter
+
+
+def draw_into(target: torch.Tensor, parameter: nn.Parameter) -> None:
+    """Write the initial values of a parameter to `target`, shaped as it, and make this its memory."""
+    draw = getattr(parameter, "_draw", None)
+    if draw is None:
+        with torch.no_grad():
+            target.copy_(parameter)
+    else:
+        draw(target)
+        del parameter._draw  # type: ignore[attr-defined]
+    parameter.data = target
 
 
 def _initial_block(

@@ -5,13 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 
-from megalite.accelerator import peak_flops
+from megalite.accelerator import clock_of, peak_flops
 from megalite.config import Config, parameter_count, zero_stage
 from megalite.data.build import Splits
 from megalite.data.errors import DataError
 from megalite.optim.memory import bytes_per_parameter
 from megalite.optim.schedule import LearningRateSchedule, learning_rate
-from megalite.parallel.topology import Topology
+from megalite.parallel.topology import Topology, with_traffic
+from megalite.parallel.traffic import TimedTraffic
 from megalite.training.drawn import Drawn, drawn_lines
 from megalite.training.errors import TrainingError, on_every_rank
 from megalite.training.evaluation import evaluate_at_the_end, validate
@@ -38,6 +39,8 @@ def run(config: Config, topology: Topology) -> None:
     Raises TrainingError and CheckpointError, the same on all ranks, for what the user must mend.
     """
     started = time.monotonic()
+    if config.logging.timing_log_level:
+        topology = with_traffic(topology, TimedTraffic(clock_of(topology.device)))
     reporting = topology.rank == topology.world_size - 1  # the last rank: it has the loss
     save = None if config.batch.skip_train else config.checkpoint.save
     with (

@@ -37,12 +37,11 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _run(config: Config, place: Place) -> int:
-    from megalite.accelerator import DeviceError, backend_for, clock_of, local_device
+    from megalite.accelerator import DeviceError, backend_for, local_device
     from megalite.checkpoint import CheckpointError
     from megalite.data.errors import DataError
     from megalite.model.recompute_budget import within_budget
-    from megalite.parallel.topology import build_topology, with_traffic
-    from megalite.parallel.traffic import TimedTraffic
+    from megalite.parallel.topology import build_topology
     from megalite.training.errors import TrainingError
     from megalite.training.loop import run
 
@@ -63,10 +62,7 @@ def _run(config: Config, place: Place) -> int:
         with _process_group(backend_for(device, parallel.distributed_backend), place, timeout):
             tensor, pipeline = parallel.tensor_model_parallel_size, parallel.pipeline_model_parallel_size
             replicas = kv_replicas(config.model, tensor)
-            topology = build_topology(tensor, pipeline, device, timeout, replicas)
-            if config.logging.timing_log_level:
-                topology = with_traffic(topology, TimedTraffic(clock_of(device)))
-            run(config, topology)
+            run(config, build_topology(tensor, pipeline, device, timeout, replicas))
     except (TrainingError, CheckpointError) as error:  # the same on every rank
         if place.rank == 0:
             print(f"error: {error}", file=sys.stderr, flush=True)

@@ -61,7 +61,12 @@ class Trainer:
         timeout = timedelta(minutes=parallel.distributed_timeout_minutes)
         self.topology = topology = join_ends(topology, pipelines, placement.ends, timeout)
         make = ParameterFactory(
-            topology, self.dtype, config.run.seed, parallel.sequence_parallel, parallel.tp_comm_overlap
+            topology,
+            self.dtype,
+            config.run.seed,
+            parallel.sequence_parallel,
+            parallel.tp_comm_overlap,
+            deferred=True,
         )
         places = [
             StagePlace(layers[stage], first=stage == 0, last=stage == len(layers) - 1)

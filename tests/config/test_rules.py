@@ -247,7 +247,6 @@ ONE_ERROR = [
         "--attention-dropout 0.1: is not available with --reset-attention-mask",
     ),
     ("--attention-dropout 1", 1, "--attention-dropout 1: must be >= 0 and < 1"),
-    ("--timing-log-level 1", 1, "--timing-log-level 1: finer timers are not available in this version; 0"),
     ("--swiglu --hidden-size 12", 1, "--ffn-hidden-size: the default MLP width of --swiglu rounds to 0"),
     # length and schedule
     ("--min-lr 0.01", 1, "--min-lr 0.01: above the peak learning rate --lr 0.001; at most 0.001"),

@@ -28,9 +28,16 @@ def single_process() -> list[dict[str, Tensor]]:
     return [assemble([blocks]) for blocks in initial_weights(Layout(), configs)]
 
 
-@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
-def test_initial_weights_are_the_same_bits_on_every_layout(pool: WorkerPool, layout: Layout) -> None:
-    configs = [cases.make_config(model, layout, cases.Options(1)) for model in EIGHT_LAYERS]
+@pytest.mark.parametrize(
+    ("layout", "stage"),
+    [*((layout, 0) for layout in LAYOUTS), (Layout(1, 1, 2), 1), (Layout(2, 1, 2), 3)],
+    ids=str,
+)
+def test_initial_weights_are_the_same_bits_on_every_layout(
+    pool: WorkerPool, layout: Layout, stage: int
+) -> None:
+    options = cases.Options(1, zero_stage=stage)
+    configs = [cases.make_config(model, layout, options) for model in EIGHT_LAYERS]
     ranks = pool.run(layout.ranks, initial_weights, layout, configs)
     for number, expected in enumerate(single_process()):
         weights = assemble([results[number] for results in ranks])

@@ -10,6 +10,7 @@ from megalite.config import ModelConfig, kv_replicas
 from megalite.model.qkv import QKVProjection
 from megalite.parallel.params import (
     ParameterFactory,
+    draw_into,
     global_block,
     narrow_to_block,
     record_of,
@@ -131,3 +132,18 @@ def test_a_parameter_without_a_record_is_refused() -> None:
 
 def test_names_are_joined_with_dots() -> None:
     assert record_of(_factory(1, 0).within("a").within("b").replicated("c", (3,))).name == "a.b.c"
+
+
+def test_deferred_parameters_take_memory_when_they_are_drawn() -> None:
+    at_once = _factory(2, 1).within("layer")
+    later = ParameterFactory(at_once.topology, at_once.dtype, at_once.seed, deferred=True).within("layer")
+    for std, constant in ((0.5, 0.0), (0.0, 1.0)):
+        expected, parameter = (
+            make.part("w", (7, 5), (4, 0), (4, 5), std=std, constant=constant) for make in (at_once, later)
+        )
+        assert parameter.shape == expected.shape
+        assert parameter.untyped_storage().nbytes() == 0
+        target = torch.full((4, 5), torch.nan, dtype=torch.float64)
+        draw_into(target, parameter)
+        assert torch.equal(parameter, expected)
+        assert parameter.data_ptr() == target.data_ptr()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -233,3 +234,17 @@ def test_two_runs_do_not_save_to_one_folder(tmp_path: Path) -> None:
         os.close(other)
     train("--train-iters 2 --save", str(folder))
     assert progress_of(folder, 2)["iteration"] == 2
+
+
+@pytest.mark.parametrize("level", [0, 1, 2])
+def test_where_the_time_of_a_step_goes_is_told_when_asked(
+    capfd: pytest.CaptureFixture[str], level: int
+) -> None:
+    train("--train-iters", "3", "--log-interval", "2", "--timing-log-level", str(level))
+    lines = [line for line in capfd.readouterr().out.splitlines() if line.startswith(" time of a step (ms)")]
+    assert len(lines) == (3 if level else 0)  # after the first, the second and the last step
+    for line in lines:
+        shares = [int(part) for part in re.findall(r"\((-?\d+)%\)", line)]
+        assert len(shares) == 5
+        assert abs(sum(shares) - 100) <= 3
+        assert min(shares) >= 0

@@ -111,15 +111,12 @@ def accumulation_kernel_is_there(c: Candidate) -> Iterator[Finding]:
         yield name, "apex", f"NVIDIA apex's module {APEX_KERNEL} is not installed", "native"
 
 
-@reads("attention_dropout", "reset_attention_mask", "timing_log_level")
+@reads("attention_dropout", "reset_attention_mask")
 def nothing_is_asked_that_is_missing(c: Candidate) -> Iterator[Finding]:
     """Settings whose other values belong to a later version."""
     rate = c.config.model.attention_dropout
     if rate and c.config.data.reset_attention_mask:
         yield "attention_dropout", rate, "is not available with --reset-attention-mask", "0"
-    if c.config.logging.timing_log_level:
-        level = c.config.logging.timing_log_level
-        yield "timing_log_level", level, "finer timers are not available in this version", "0"
 
 
 RULES = (
