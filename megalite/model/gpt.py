@@ -152,8 +152,9 @@ class Head(nn.Module):
         place = (target, record_of(self.weight).offsets[0], self.vocab_size, self.axis.group, IGNORED)
         smoothing, z_loss = (config.label_smoothing, config.z_loss_coeff) if self.training else (0.0, 0.0)
         if config.cross_entropy_fusion_impl == "native":
-            logits = self.logits(x)
-            losses = vocab_parallel_cross_entropy(logits, *place, label_smoothing=smoothing, z_loss=z_loss)
+            losses = vocab_parallel_cross_entropy(
+                self.logits(x), *place, label_smoothing=smoothing, z_loss=z_loss, inplace=True
+            )
             return losses.sum()
         sink = None if loss_grad is None else sink_of(self.weight)
         return linear_cross_entropy(

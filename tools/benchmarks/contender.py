@@ -13,6 +13,8 @@ import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -21,6 +23,8 @@ from megalite.config import ModelConfig
 
 LAYERS, HIDDEN, HEADS, FFN, VOCAB, SEQ, MICRO = 8, 512, 8, 1408, 32000, 512, 4
 LEARNING_RATE = 3e-4
+# Of pp 2: a head of 32,000 x 512 has the matrix products of 5 layers, and takes the time of some 4.
+LAST_STAGE = 2
 
 
 @dataclass(frozen=True)
@@ -54,14 +58,20 @@ def model_config() -> ModelConfig:
     )
 
 
-def megalite(microbatches: int, tensor: int, pipeline: int) -> Side:
-    """megalite in bf16 with fp32 master weights, on as many ranks as were started."""
+def megalite(microbatches: int, **layout: Any) -> Side:
+    """megalite in bf16 with fp32 master weights, on as many ranks as were started.
+
+    `layout`: settings of `ParallelConfig`.
+    """
     from megalite.config import BatchConfig, Config, OptimizerConfig, ParallelConfig, PrecisionConfig
     from megalite.data.batch import Batch
     from megalite.parallel.topology import build_topology
     from megalite.training.step import Trainer
 
-    topology = build_topology(tensor, pipeline, torch.device("cpu"))
+    parallel = ParallelConfig(overlap_grad_reduce=True, **layout)
+    topology = build_topology(
+        parallel.tensor_model_parallel_size, parallel.pipeline_model_parallel_size, torch.device("cpu")
+    )
     config = Config(
         model=model_config(),
         batch=BatchConfig(
@@ -70,9 +80,7 @@ def megalite(microbatches: int, tensor: int, pipeline: int) -> Side:
             train_iters=1000,
         ),
         optimizer=OptimizerConfig(lr=LEARNING_RATE, weight_decay=0.1, adam_beta2=0.95),
-        parallel=ParallelConfig(
-            tensor_model_parallel_size=tensor, pipeline_model_parallel_size=pipeline, overlap_grad_reduce=True
-        ),
+        parallel=parallel,
         precision=PrecisionConfig(params_dtype="bfloat16"),
     )
     trainer = Trainer(config, topology)
@@ -131,12 +139,18 @@ def hugging_face(microbatches: int, parallel: bool) -> Side:
 
 
 CONTENDERS: dict[str, Callable[[int], Side]] = {
-    "megalite": lambda microbatches: megalite(microbatches, 1, 1),
-    "megalite tp 2": lambda microbatches: megalite(microbatches, 2, 1),
-    "megalite pp 2": lambda microbatches: megalite(microbatches, 1, 2),
-    "megalite dp 2": lambda microbatches: megalite(microbatches, 1, 1),
-    "transformers": lambda microbatches: hugging_face(microbatches, parallel=False),
-    "transformers ddp 2": lambda microbatches: hugging_face(microbatches, parallel=True),
+    "megalite": megalite,
+    "megalite tp 2": partial(megalite, tensor_model_parallel_size=2),
+    "megalite tp 2, sp": partial(megalite, tensor_model_parallel_size=2, sequence_parallel=True),
+    "megalite tp 2, sp, overlap": partial(
+        megalite, tensor_model_parallel_size=2, sequence_parallel=True, tp_comm_overlap=True
+    ),
+    "megalite pp 2": partial(
+        megalite, pipeline_model_parallel_size=2, decoder_last_pipeline_num_layers=LAST_STAGE
+    ),
+    "megalite dp 2": megalite,
+    "transformers": partial(hugging_face, parallel=False),
+    "transformers ddp 2": partial(hugging_face, parallel=True),
 }
 
 

@@ -40,6 +40,8 @@ SETTINGS = (
     Setting("transformers", 1, 2, 4),
     Setting("megalite", 1, 2, 4),
     Setting("megalite tp 2", 2, 1, 4),
+    Setting("megalite tp 2, sp", 2, 1, 4),
+    Setting("megalite tp 2, sp, overlap", 2, 1, 4),
     Setting("megalite pp 2", 2, 1, 8),
     Setting("megalite dp 2", 2, 1, 4),
     Setting("transformers ddp 2", 2, 1, 4),
