@@ -1,14 +1,17 @@
 """Generate text from a checkpoint.
 
     python tools/generate.py --load runs/tiny_llama --prompt "It was a truth"
+    torchrun --nproc-per-node 4 tools/generate.py --load runs/big --tensor-model-parallel-size 2 \
+        --pipeline-model-parallel-size 2 --prompt "It was" "Once"
 
-Works on a checkpoint of any tensor-, pipeline- and data-parallel layout; needs the tokenizer's files where
-they were.
+Works on a checkpoint of any tensor-, pipeline- and data-parallel layout, on as many processes as there are;
+needs the tokenizer's files where they were.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 
 
@@ -20,7 +23,9 @@ def main() -> int:
         "--load", required=True, metavar="DIR", help="checkpoint folder of a training run (its --save)"
     )
     parser.add_argument("--iteration", type=int, help="which checkpoint; default: the latest complete one")
-    parser.add_argument("--prompt", default="It was a", help="text to go on from (default: %(default)r)")
+    parser.add_argument(
+        "--prompt", nargs="+", default=["It was a"], help="texts to go on from (default: 'It was a')"
+    )
     parser.add_argument(
         "--max-new-tokens", type=int, default=100, help="stop after so many tokens (default: 100)"
     )
@@ -31,24 +36,56 @@ def main() -> int:
         "--top-k", type=int, default=50, help="draw among the k likeliest; 0: among all (default: 50)"
     )
     parser.add_argument(
+        "--top-p", type=float, default=1.0, help="draw among the likeliest of this probability (default: 1)"
+    )
+    parser.add_argument(
         "--seed", type=int, default=1234, help="the same seed gives the same text (default: 1234)"
     )
+    for axis in ("tensor", "pipeline"):
+        parser.add_argument(
+            f"--{axis}-model-parallel-size",
+            type=int,
+            default=1,
+            metavar="N",
+            help="under torchrun (default: 1)",
+        )
     flags = parser.parse_args()
 
-    from megalite.checkpoint import CheckpointError
-    from megalite.data.errors import DataError
-    from megalite.training.generate import Sampling, generate, load_model
+    from megalite.config import ConfigErrors, exit_with_errors
+    from megalite.training.launcher import place_of
 
     try:
-        model = load_model(flags.load, flags.iteration)
-        tokenizer = model.tokenizer
-        prompt = tokenizer.encode_batch([flags.prompt])[0]
-        sampling = Sampling(flags.temperature, flags.top_k, flags.seed)
-        new = list(generate(model, list(prompt), flags.max_new_tokens, sampling))
-    except (CheckpointError, DataError, ValueError) as error:
-        print(f"error: {error}", file=sys.stderr)
+        place = place_of(os.environ)
+    except ConfigErrors as errors:
+        exit_with_errors(errors, rank=0)
+    tensor, pipeline = flags.tensor_model_parallel_size, flags.pipeline_model_parallel_size
+    if min(tensor, pipeline) < 1 or tensor * pipeline != place.world_size:
+        rule = f"TP {tensor} x PP {pipeline} must be the number of processes, {place.world_size}"
+        print(f"error: --tensor-model-parallel-size, --pipeline-model-parallel-size: {rule}", file=sys.stderr)
         return 1
-    print(tokenizer.decode([*prompt, *new]))
+
+    from megalite.accelerator import DeviceError, backend_for, local_device
+    from megalite.checkpoint import CheckpointError
+    from megalite.data.errors import DataError
+    from megalite.generation.decode import generate
+    from megalite.generation.model import TIMEOUT, load_model
+    from megalite.generation.sampling import Sampling
+    from megalite.training.process_group import process_group
+
+    try:
+        sampling = Sampling(flags.temperature, flags.top_k, flags.top_p, flags.seed)
+        device = local_device(place.local_rank)
+        with process_group(backend_for(device, "auto"), place, TIMEOUT):
+            model = load_model(flags.load, device, tensor, pipeline, flags.iteration)
+            prompts = [list(ids) for ids in model.tokenizer.encode_batch(flags.prompt)]
+            added = generate(model, prompts, flags.max_new_tokens, sampling)
+    except (CheckpointError, DataError, DeviceError, ValueError) as error:  # the same on every rank
+        if place.rank == 0:
+            print(f"error: {error}", file=sys.stderr)
+        return 1
+    if place.rank == 0:
+        texts = [model.tokenizer.decode([*prompt, *new]) for prompt, new in zip(prompts, added, strict=True)]
+        print("\n\n".join(texts))
     return 0
 
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from datetime import timedelta
 
 from megalite.config import Config, ConfigError, ConfigErrors, exit_with_errors, kv_replicas, parse_or_exit
 from megalite.pipeline.configured import ConfiguredSchedule
 from megalite.pipeline.simulation import ScheduleError
 from megalite.training.launcher import Place, place_of
+from megalite.training.process_group import process_group
 
 
 def main(argv: Sequence[str]) -> int:
@@ -59,7 +59,7 @@ def _run(config: Config, place: Place) -> int:
     timeout = timedelta(minutes=config.parallel.distributed_timeout_minutes)
     parallel = config.parallel
     try:
-        with _process_group(backend_for(device, parallel.distributed_backend), place, timeout):
+        with process_group(backend_for(device, parallel.distributed_backend), place, timeout):
             tensor, pipeline = parallel.tensor_model_parallel_size, parallel.pipeline_model_parallel_size
             replicas = kv_replicas(config.model, tensor)
             run(config, build_topology(tensor, pipeline, device, timeout, replicas))
@@ -73,19 +73,3 @@ def _run(config: Config, place: Place) -> int:
         print(f"error: rank {place.rank}: {error}", file=sys.stderr, flush=True)
         return 1
     return 0
-
-
-@contextmanager
-def _process_group(backend: str, place: Place, timeout: timedelta) -> Iterator[None]:
-    """The default process group while the run lasts; none for a single process.
-
-    After an error it is not taken down: that would wait for ranks that may be waiting for this one.
-    """
-    import torch.distributed as dist
-
-    if place.world_size == 1:
-        yield
-        return
-    dist.init_process_group(backend, timeout=timeout)
-    yield
-    dist.destroy_process_group()

@@ -1,0 +1,1 @@
+"""Text from trained weights, on any tensor- and pipeline-parallel layout."""
