@@ -1,6 +1,7 @@
 """Measure megalite beside its alternatives, all in one run.
 
 python tools/benchmark.py train      # whole training steps on CPU cores, beside Transformers and torch DDP
+python tools/benchmark.py pipeline   # every pipeline schedule with sleeps as compute, beside its prediction
 python tools/benchmark.py optimizer  # norm, clip and AdamW, beside torch's
 python tools/benchmark.py kernels    # every fused operation, beside torch's; CSV and pictures
 python tools/benchmark.py head       # output layer and loss at once, and in chunks: time and memory (CPU)
@@ -28,6 +29,13 @@ def main() -> int:
     train = commands.add_parser("train", help="tokens/s of training steps on this machine's CPU")
     train.add_argument("--rounds", type=int, default=5, help="times that every contender runs (default: 5)")
     train.add_argument("--steps", type=int, default=2, help="timed steps in each (default: 2)")
+    pipeline = commands.add_parser("pipeline", help="step time of each schedule, a sleep as its compute")
+    pipeline.add_argument("--pp", type=int, default=4, help="processes (default: 4)")
+    pipeline.add_argument("--microbatches", type=int, default=8, help="a step (default: 8)")
+    pipeline.add_argument(
+        "--milliseconds", type=float, default=40, help="of a forward, an input and a weight gradient each"
+    )
+    pipeline.add_argument("--rounds", type=int, default=5)
     optimizer = commands.add_parser("optimizer", help="norm, clip and AdamW, in each number format")
     optimizer.add_argument("--parameters", type=int, default=50_000_000)
     optimizer.add_argument("--rounds", type=int, default=15)
@@ -63,7 +71,14 @@ def main() -> int:
         "--tokenizer-model", type=Path, help="tokenizer.json (default: one trained on the corpus)"
     )
     flags = parser.parse_args()
-    run = {"train": _train, "optimizer": _optimizer, "kernels": _kernels, "head": _head, "data": _data}
+    run = {
+        "train": _train,
+        "pipeline": _pipeline,
+        "optimizer": _optimizer,
+        "kernels": _kernels,
+        "head": _head,
+        "data": _data,
+    }
     return run[flags.command](flags)
 
 
@@ -74,6 +89,13 @@ def _train(flags: argparse.Namespace) -> int:
 
     results = benchmark_training(flags.rounds, flags.steps)
     report(results, flops_per_token(model_config()), matmul_rate())
+    return 0
+
+
+def _pipeline(flags: argparse.Namespace) -> int:
+    from tools.benchmarks.pipeline import benchmark_pipeline, table
+
+    print(table(benchmark_pipeline(flags.pp, flags.microbatches, flags.milliseconds, flags.rounds)))
     return 0
 
 
