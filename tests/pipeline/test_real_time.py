@@ -54,7 +54,8 @@ def test_the_tables_predict_what_the_benchmark_is_to_show() -> None:
     times = {}
     for name in SCHEDULES:
         schedule = make_schedule(name, 4, 8, 2 if name == "interleaved" else 1)
-        times[name] = simulate(schedule, *[8 / schedule.num_stages] * 3).makespan
+        chunk = 8 / schedule.num_stages
+        times[name] = simulate(schedule, chunk, chunk, chunk).makespan
     assert times["zbv"] < times["zb-h1"] < times["interleaved"] < times["1f1b"] == times["gpipe"]
     held = {name: max(in_flight_peaks(make_schedule(name, 4, 8))) for name in ("1f1b", "gpipe")}
     assert held == {"1f1b": 4, "gpipe": 8}
