@@ -15,6 +15,7 @@ from megalite.accelerator import (
     to_device,
 )
 from megalite.config import (
+    ActivationConfig,
     BatchConfig,
     Config,
     ModelConfig,
@@ -54,7 +55,7 @@ def test_packed_attention_equals_attention_document_by_document(groups: int) -> 
     torch.testing.assert_close(found.float().cpu(), expected, rtol=0, atol=2 * 2**-7)
 
 
-def _losses(device: torch.device, params_dtype: str) -> list[float]:
+def _losses(device: torch.device, params_dtype: str, offloaded_layers: int = 0) -> list[float]:
     topology = build_topology(1, 1, device)
     config = Config(
         model=ModelConfig(
@@ -72,6 +73,7 @@ def _losses(device: torch.device, params_dtype: str) -> list[float]:
         ),
         batch=BatchConfig(micro_batch_size=BATCH, global_batch_size=2 * BATCH, train_iters=4),
         optimizer=OptimizerConfig(lr=1e-3),
+        activations=ActivationConfig(cpu_offloading_num_layers=offloaded_layers),
         precision=PrecisionConfig(params_dtype=params_dtype),
         run=RunConfig(seed=1),
     )
@@ -95,3 +97,9 @@ def test_training_gives_the_losses_of_the_cpu(params_dtype: str, tolerance: floa
     """fp64 to the rounding of sums in another order; bf16 to its 8 bits in a loss of about 4.6."""
     expected = _losses(torch.device("cpu"), params_dtype)
     assert _losses(local_device(), params_dtype) == pytest.approx(expected, abs=tolerance)
+
+
+def test_activations_that_waited_in_host_memory_give_the_same_losses() -> None:
+    device = local_device()
+    expected = _losses(device, "float64")
+    assert _losses(device, "float64", offloaded_layers=2) == pytest.approx(expected, abs=1e-10)

@@ -19,12 +19,21 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from megalite.config import ModelConfig
+from megalite.config import ActivationConfig, ModelConfig
 
 LAYERS, HIDDEN, HEADS, FFN, VOCAB, SEQ, MICRO = 8, 512, 8, 1408, 32000, 512, 4
 LEARNING_RATE = 3e-4
 # Of pp 2: a head of 32,000 x 512 has the matrix products of 5 layers, and takes the time of some 4.
 LAST_STAGE = 2
+
+
+KEEP_ALL = ActivationConfig()
+CHEAP_PARTS = ActivationConfig(
+    recompute_granularity="selective", recompute_modules=("norm", "mlp_act", "rope")
+)
+WHOLE_LAYERS = ActivationConfig(
+    recompute_granularity="full", recompute_method="uniform", recompute_num_layers=1
+)
 
 
 @dataclass(frozen=True)
@@ -58,7 +67,7 @@ def model_config() -> ModelConfig:
     )
 
 
-def megalite(microbatches: int, **layout: Any) -> Side:
+def megalite(microbatches: int, activations: ActivationConfig = KEEP_ALL, **layout: Any) -> Side:
     """megalite in bf16 with fp32 master weights, on as many ranks as were started.
 
     `layout`: settings of `ParallelConfig`.
@@ -81,6 +90,7 @@ def megalite(microbatches: int, **layout: Any) -> Side:
         ),
         optimizer=OptimizerConfig(lr=LEARNING_RATE, weight_decay=0.1, adam_beta2=0.95),
         parallel=parallel,
+        activations=activations,
         precision=PrecisionConfig(params_dtype="bfloat16"),
     )
     trainer = Trainer(config, topology)
@@ -140,6 +150,8 @@ def hugging_face(microbatches: int, parallel: bool) -> Side:
 
 CONTENDERS: dict[str, Callable[[int], Side]] = {
     "megalite": megalite,
+    "megalite, norm mlp_act rope recomputed": partial(megalite, activations=CHEAP_PARTS),
+    "megalite, layers recomputed": partial(megalite, activations=WHOLE_LAYERS),
     "megalite tp 2": partial(megalite, tensor_model_parallel_size=2),
     "megalite tp 2, sp": partial(megalite, tensor_model_parallel_size=2, sequence_parallel=True),
     "megalite tp 2, sp, overlap": partial(

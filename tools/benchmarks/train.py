@@ -39,6 +39,8 @@ class Setting:
 SETTINGS = (
     Setting("transformers", 1, 2, 4),
     Setting("megalite", 1, 2, 4),
+    Setting("megalite, norm mlp_act rope recomputed", 1, 2, 4),
+    Setting("megalite, layers recomputed", 1, 2, 4),
     Setting("megalite tp 2", 2, 1, 4),
     Setting("megalite tp 2, sp", 2, 1, 4),
     Setting("megalite tp 2, sp, overlap", 2, 1, 4),
