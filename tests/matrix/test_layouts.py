@@ -166,6 +166,27 @@ def test_every_stage_of_sharding_meets_every_place_of_the_state() -> None:
     assert met == set(itertools.product(range(4), (None, 1.0, 0.4)))
 
 
+@pytest.mark.parametrize("variant", MODELS)
+def test_each_variant_is_trained_with_every_mode_of_recompute(variant: str) -> None:
+    runs = [cases.options(layout)[variant] for layout in LAYOUTS]
+    assert {one.recompute for one in runs} == set(cases.RECOMPUTE)
+    assert {one.offloaded_layers for one in runs} == {0, 1}
+
+
+def test_recompute_meets_split_backwards_and_both_ways_to_cut_its_inputs() -> None:
+    runs = [
+        (one, cases.activations(MODELS[variant], layout, one))
+        for layout in LAYOUTS
+        for variant, one in cases.options(layout).items()
+    ]
+    split = {
+        chosen.recompute_granularity for one, chosen in runs if one.pipeline_schedule in ("zb-h1", "zbv")
+    }
+    assert {"full", "selective"} <= split
+    assert any(chosen.distribute_saved_activations for _, chosen in runs)
+    assert any(one.sequence_parallel and chosen.recompute_granularity == "full" for one, chosen in runs)
+
+
 def test_the_batches_are_uneven() -> None:
     for step in range(cases.STEPS):
         valid = global_batch(step).loss_mask.sum(dim=1)
