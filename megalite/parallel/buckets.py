@@ -177,6 +177,11 @@ class GradientBuckets:
             yield "gradients", updated.grads
 
     @property
+    def gathered_bytes(self) -> int:
+        """At stage 3, the most that gathered weights take at one time; 0 elsewhere."""
+        return 0 if self._ahead is None else self._ahead.most_bytes
+
+    @property
     def norm_axis(self) -> Axis:
         """The ranks that add up the gradient norm in one collective, so that all get the same bits.
 

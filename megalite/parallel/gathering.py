@@ -93,6 +93,14 @@ class GatherAhead:
             if unit.weights_in_backward:
                 unit.module.register_forward_hook(partial(self._after_forward, index))
 
+    @property
+    def most_bytes(self) -> int:
+        """Of whole weights at one time."""
+        places = range(len(self._needed))
+        windows = [*map(self._forward_window, places), *map(self._backward_window, places)]
+        held = [{weights for index in window for weights in self._needed[index]} for window in windows]
+        return max(sum(weights.whole.nbytes for weights in one) for one in held)
+
     def give_up_all(self) -> None:
         """Free all whole weights: before the parts change, and when nothing computes."""
         for weights in self._all:
@@ -100,17 +108,20 @@ class GatherAhead:
 
     def _before_forward(self, index: int, module: nn.Module, args: tuple[Any, ...]) -> None:
         if torch._C._current_graph_task_id() == -1:
-            self._use(range(index, min(index + self._prefetch + 1, len(self._needed))))
+            self._use(self._forward_window(index))
         else:  # a forward pass repeated within backward
-            self._use_in_backward(index)
+            self._use(self._backward_window(index))
 
     def _after_forward(self, index: int, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         if output.requires_grad:
-            output.register_hook(lambda grad: self._use_in_backward(index))
+            output.register_hook(lambda grad: self._use(self._backward_window(index)))
 
-    def _use_in_backward(self, index: int) -> None:
+    def _forward_window(self, index: int) -> list[int]:
+        return list(range(index, min(index + self._prefetch + 1, len(self._needed))))
+
+    def _backward_window(self, index: int) -> list[int]:
         before = range(index - 1, max(index - self._prefetch, 0) - 1, -1)
-        self._use([index, *(other for other in before if self._in_backward[other])])
+        return [index, *(other for other in before if self._in_backward[other])]
 
     def _use(self, window: Sequence[int]) -> None:
         wanted = dict.fromkeys(weights for index in window for weights in self._needed[index])

@@ -183,6 +183,8 @@ def _train_by_units(stage: int, overlap: bool, prefetch: int) -> tuple[list[floa
                 errors.append(float((bucket.grads[slot.start : slot.stop] / expected - 1).abs().max()))
         for weight in copies:
             weight.grad = None
+    unit = buckets._weights[0].whole.nbytes
+    assert buckets.gathered_bytes == (min(6, prefetch + 1) * unit if stage == 3 else 0)
     return errors, whole, sum(gradients._whole is not None for gradients in buckets._gradients)
 
 

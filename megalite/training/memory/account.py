@@ -64,4 +64,5 @@ def buffer_bytes(trainer: Trainer, device: torch.device) -> Counter[str]:
         if tensor.device.type == device.type and storage._cdata not in storages:
             storages[storage._cdata] = storage
             total[purpose] += storage.nbytes()
+    total["communication"] += trainer.buckets.gathered_bytes
     return total
