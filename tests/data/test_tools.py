@@ -244,7 +244,7 @@ def test_the_benchmark_measures_every_stage(tmp_path: Path) -> None:
             "index of 20,000",
             "blending",
         )
-    ] == [1, 3, 1, 2, 3]
+    ] == [1, 3, 2, 4, 3]
 
 
 RAY = TOOLS.parent / "examples" / "data" / "preprocess_ray.py"
