@@ -6,7 +6,9 @@ tests.
 
 from __future__ import annotations
 
+import os
 import time
+from pathlib import Path
 from typing import Any, Protocol
 
 import torch
@@ -134,6 +136,37 @@ def peak_memory_bytes(device: torch.device) -> int:
 
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     return torch.accelerator.max_memory_allocated(device)  # device only
+
+
+def free_memory_bytes(device: torch.device) -> int | None:
+    """Bytes that tensors may still take: the accelerator's, or up to this process's or machine's limit."""
+    if device.type == "cpu":
+        return _free_host_memory()
+    return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else None  # device only
+
+
+def _free_host_memory() -> int | None:
+    import resource
+
+    try:
+        lines = [line.split() for line in Path("/proc/self/status").read_text().splitlines()]
+        used = {words[0]: int(words[1]) * 1024 for words in lines if words[0] in ("VmSize:", "VmData:")}
+        free = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, ValueError):  # no Linux
+        return None
+    for limit, field in ((resource.RLIMIT_AS, "VmSize:"), (resource.RLIMIT_DATA, "VmData:")):
+        most, _ = resource.getrlimit(limit)
+        if most != resource.RLIM_INFINITY:
+            free = min(free, most - used[field])
+    return free
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether `error` is an allocation that failed, on any device."""
+    if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
+        return True
+    # torch's CPU allocator raises a plain RuntimeError
+    return isinstance(error, RuntimeError) and "DefaultCPUAllocator: " in str(error)
 
 
 def peak_flops(device: torch.device) -> float | None:

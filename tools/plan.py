@@ -19,15 +19,20 @@ the flags describe, or without flags of a GPT-3 and a Llama 3 layer on several l
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from megalite.pipeline.checker import check
 from megalite.pipeline.picture import draw_png
 from megalite.pipeline.schedule import MAKERS, Schedule, make_schedule
 from megalite.pipeline.simulation import ScheduleError, in_flight_peaks, simulate
 from megalite.pipeline.table import draw, read_csv, write_csv
+
+if TYPE_CHECKING:
+    from megalite.training.memory.plan import MemoryPlan
 
 
 def main() -> int:
@@ -63,6 +68,15 @@ def main() -> int:
         allow_abbrev=False,
     )
     memory.add_argument("--world-size", type=int, default=1, help="ranks of the run (default: 1)")
+    memory.add_argument(
+        "--device-memory",
+        type=_bytes,
+        metavar="SIZE",
+        help="say whether the run fits, and if not what would help: 80GB, 141GB, 64GiB",
+    )
+    memory.add_argument(
+        "--png", type=Path, help="write a picture of the bytes over a step (needs matplotlib)"
+    )
     memory.add_argument("--json", action="store_true", help="print JSON")
     activations = commands.add_parser(
         "activations",
@@ -136,7 +150,38 @@ def _memory(flags: argparse.Namespace, training: Sequence[str]) -> int:
         print(orjson.dumps(as_json(plan), option=orjson.OPT_INDENT_2).decode())
     else:
         Console(width=None if sys.stdout.isatty() else 200).print(table(plan))
-    return 0
+    if flags.png is not None:
+        from megalite.training.memory.picture import draw_png
+
+        draw_png(plan, flags.png)
+        print(f"wrote {flags.png}", file=sys.stderr)
+    return 0 if flags.device_memory is None else _verdict(plan, flags.device_memory)
+
+
+def _verdict(plan: MemoryPlan, device_memory: int) -> int:
+    """0 when it fits, 1 when not."""
+    from megalite.training.memory.advice import advise
+    from megalite.training.memory.out_of_memory import USABLE
+    from megalite.training.memory.table import shown
+
+    available, need = int(USABLE * device_memory), plan.largest.account.total
+    room = f"{shown(available)}, {USABLE:.0%} of {shown(device_memory)}"
+    if need <= available:
+        print(f"fits: {shown(need)} of {room}", file=sys.stderr)
+        return 0
+    print(f"does not fit: {shown(need)} of {room}; what would help, the cheapest first:", file=sys.stderr)
+    for number, advice in enumerate(advise(plan.config, plan.world_size, available, False), 1):
+        print(f"  {number}. {advice.line(available)}", file=sys.stderr)
+    return 1
+
+
+def _bytes(text: str) -> int:
+    """`80GB` is 80e9, `80GiB` is 80 * 2^30."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(i?)B?", text.strip(), re.IGNORECASE)
+    if found is None:
+        raise argparse.ArgumentTypeError(f"{text!r} is no size; give e.g. 80GB or 64GiB")
+    number, prefix, binary = found.groups()
+    return int(float(number) * (1024 if binary else 1000) ** " KMGT".index(prefix.upper() or " "))
 
 
 if __name__ == "__main__":

@@ -56,6 +56,10 @@ class OffloadedState:
         yield from self._host.held()
         yield from self._device.held()
 
+    def offloaded(self) -> Iterator[torch.Tensor]:
+        """As FlatState's."""
+        yield from self._host.held()
+
     def logical(self) -> dict[str, torch.Tensor]:
         """As FlatState's, in host memory."""
         host, device = self._host.logical(), self._device.logical()

@@ -113,6 +113,11 @@ class Optimizer:
         for state in self._states:
             yield from state.held()
 
+    def offloaded(self) -> Iterator[torch.Tensor]:
+        """The part of `held` that is meant to be in host memory, wherever the weights are."""
+        for state in self._states:
+            yield from state.offloaded()
+
     def state_blocks(self) -> Iterator[StateBlock]:
         """The whole state in logical values, to be read; see `loading` for writing."""
         for bucket, state in zip(self._buckets, self._states, strict=True):

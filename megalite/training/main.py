@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import gc
 import os
 import sys
 import time
@@ -14,12 +16,14 @@ from megalite.pipeline.simulation import ScheduleError
 from megalite.training.launcher import Place, place_of
 from megalite.training.process_group import process_group
 
+OUT_OF_MEMORY = errno.ENOMEM  # the exit code of a rank whose allocation failed: 12
+
 
 def main(argv: Sequence[str]) -> int:
     """Train as the command line says, as the rank that the launcher's variables say; returns the exit code.
 
     A configuration error, also a pipeline table that would deadlock, leaves with code 2 before torch is even
-    imported.
+    imported; a rank whose allocation fails leaves with OUT_OF_MEMORY.
     """
     try:
         place = place_of(os.environ)
@@ -37,7 +41,13 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _run(config: Config, place: Place) -> int:
-    from megalite.accelerator import DeviceError, backend_for, local_device
+    from megalite.accelerator import (
+        DeviceError,
+        backend_for,
+        free_memory_bytes,
+        is_out_of_memory,
+        local_device,
+    )
     from megalite.checkpoint import CheckpointError
     from megalite.data.errors import DataError
     from megalite.model.recompute_budget import within_budget
@@ -56,6 +66,7 @@ def _run(config: Config, place: Place) -> int:
         exit_with_errors(errors, place.rank)
     if choice is not None and place.rank == 0:
         print(choice, flush=True)
+    free = free_memory_bytes(device)
     timeout = timedelta(minutes=config.parallel.distributed_timeout_minutes)
     parallel = config.parallel
     try:
@@ -72,4 +83,14 @@ def _run(config: Config, place: Place) -> int:
     except DataError as error:  # in the samples of this rank; the others wait for it until torchrun ends them
         print(f"error: rank {place.rank}: {error}", file=sys.stderr, flush=True)
         return 1
-    return 0
+    except (MemoryError, RuntimeError) as error:
+        if not is_out_of_memory(error):
+            raise
+        what = str(error).strip().splitlines()[0] if str(error).strip() else "an allocation failed"
+    else:
+        return 0
+    gc.collect()  # what the run held is free now: the frames of the error have gone with it
+    from megalite.training.memory.out_of_memory import tell
+
+    tell(config, place.rank, place.world_size, device, free, what)
+    return OUT_OF_MEMORY

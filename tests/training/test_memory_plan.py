@@ -56,7 +56,7 @@ def measured(layout: Layout, configs: Sequence[Config]) -> list[tuple[Counter[st
         trainer.train_step(mine, 1e-3)
         with LiveBytes() as live:
             trainer.train_step(mine, 1e-3)
-        found.append((buffer_bytes(trainer, topology.device), live.peak))
+        found.append((buffer_bytes(trainer), live.peak))
     return found
 
 

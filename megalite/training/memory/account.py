@@ -19,7 +19,8 @@ class Account:
 
     `parameters`, `gradients`, `optimizer`: flat buffers, padding included. `activations`: held from forward
     passes until their backward. `working`: of the operation that runs at the peak. `logits_and_loss`: both,
-    of the last stage's head. `communication`: messages between stages, buffers of collectives.
+    of the last stage's head. `communication`: messages between stages, buffers of collectives. `offloaded`:
+    optimizer state in host memory, on which the device's total does not depend.
     """
 
     parameters: int
@@ -29,10 +30,12 @@ class Account:
     working: int = 0
     logits_and_loss: int = 0
     communication: int = 0
+    offloaded: int = 0
 
     @property
     def total(self) -> int:
-        return sum(getattr(self, field.name) for field in fields(self))
+        """On the device."""
+        return sum(getattr(self, field.name) for field in fields(self)) - self.offloaded
 
 
 def peak(of: Sequence[Moment]) -> Moment:
@@ -46,7 +49,8 @@ def account(buffers: Counter[str], moment: Moment) -> Account:
     return Account(
         parameters=buffers["parameters"],
         gradients=buffers["gradients"],
-        optimizer=buffers["optimizer"],
+        optimizer=buffers["optimizer"] - buffers["offloaded"],
+        offloaded=buffers["offloaded"],
         activations=held,
         working=moment.most[ACTIVATIONS] - held,
         logits_and_loss=moment.most[LOGITS],
@@ -54,15 +58,20 @@ def account(buffers: Counter[str], moment: Moment) -> Account:
     )
 
 
-def buffer_bytes(trainer: Trainer, device: torch.device) -> Counter[str]:
-    """Bytes on `device`, by purpose, of what a trainer holds from its construction on; each storage once."""
-    storages: dict[int, torch.UntypedStorage] = {}
-    total: Counter[str] = Counter()
+def buffer_bytes(trainer: Trainer) -> Counter[str]:
+    """Bytes by purpose of what a trainer holds from its construction on; each storage once.
+
+    `offloaded`: the part of `optimizer` that is in host memory, or would be if the weights were elsewhere.
+    """
     states = (("optimizer", tensor) for tensor in trainer.optimizer.held())
-    for purpose, tensor in (*trainer.buckets.buffers(), *states):
-        storage = tensor.untyped_storage()
-        if tensor.device.type == device.type and storage._cdata not in storages:
-            storages[storage._cdata] = storage
-            total[purpose] += storage.nbytes()
+    total = _sizes([*trainer.buckets.buffers(), *states])
     total["communication"] += trainer.buckets.gathered_bytes
+    return total + _sizes([("offloaded", tensor) for tensor in trainer.optimizer.offloaded()])
+
+
+def _sizes(tensors: Sequence[tuple[str, torch.Tensor]]) -> Counter[str]:
+    storages = {tensor.untyped_storage()._cdata: (purpose, tensor) for purpose, tensor in tensors}
+    total: Counter[str] = Counter()
+    for purpose, tensor in storages.values():
+        total[purpose] += tensor.untyped_storage().nbytes()
     return total

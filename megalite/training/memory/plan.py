@@ -28,10 +28,14 @@ from megalite.training.step import Trainer
 
 @dataclass(frozen=True)
 class RankPlan:
-    """A pipeline rank: the layers of its chunks, its bytes at the peak, and the moments of a step."""
+    """A pipeline rank: the layers of its chunks, its bytes at the peak, and the moments of a step.
+
+    `buffers`: what is held all the time, see `account.buffer_bytes`.
+    """
 
     rank: int
     layers: tuple[range, ...]
+    buffers: Counter[str]
     account: Account
     moments: tuple[Moment, ...]
 
@@ -80,7 +84,7 @@ def plan_memory(config: Config, world_size: int) -> MemoryPlan:
         found = moments(schedule, rank, stage.costs, stage.message)
         found.append(Moment(None, 0, Counter(), stage.reduction))
         chunks = tuple(layers[stage] for stage in stages)
-        ranks.append(RankPlan(rank, chunks, account(stage.buffers, peak(found)), tuple(found)))
+        ranks.append(RankPlan(rank, chunks, stage.buffers, account(stage.buffers, peak(found)), tuple(found)))
     return MemoryPlan(config, world_size, schedule, tuple(ranks))
 
 
@@ -92,7 +96,7 @@ def _measure(config: Config, world_size: int, pipeline_rank: int) -> _Stage:
         replicas = kv_replicas(config.model, tensor)
         topology = planned_topology(world_size, first, tensor, pipeline, device, replicas)
         trainer = Trainer(config, topology)
-        buffers = buffer_bytes(trainer, device)
+        buffers = buffer_bytes(trainer)
         batch = _batch(config, device)
         trainer.buckets.start_step(2)
         costs = tuple(measure_chunk(trainer, chunk, batch) for chunk in range(len(trainer.stages)))

@@ -47,6 +47,16 @@ def table(plan: MemoryPlan) -> Table:
     return made
 
 
+def as_text(plan: MemoryPlan) -> str:
+    """The table, wide enough for every column."""
+    from rich.console import Console
+
+    console = Console(width=200, no_color=True)
+    with console.capture() as captured:
+        console.print(table(plan))
+    return captured.get().rstrip()
+
+
 def as_json(plan: MemoryPlan) -> dict[str, Any]:
     """Bytes by purpose for each pipeline rank."""
     return {

@@ -1,0 +1,59 @@
+"""What a run says when an allocation has failed: where the bytes are and what would make it fit."""
+
+from __future__ import annotations
+
+import sys
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch.distributed import distributed_c10d
+
+from megalite.accelerator import is_out_of_memory
+from megalite.config import Config
+from megalite.training.memory.advice import advise
+from megalite.training.memory.plan import plan_memory
+from megalite.training.memory.table import as_text, shown
+
+# Of what is free; the rest goes to fragments (more of them with the host's malloc), scratch memory, libraries.
+USABLE, USABLE_ON_HOST = 0.9, 0.7
+_CLAIM, _TOLD = "megalite/out of memory", "megalite/out of memory is told"
+
+
+def explain(config: Config, world_size: int, device: torch.device, free: int | None) -> str:
+    """The planned bytes of every rank, and with `free` (bytes there were for tensors) the levers."""
+    host_is_device = device.type == "cpu"
+    text = as_text(plan_memory(config, world_size))
+    if free is None:
+        return text
+    share = USABLE_ON_HOST if host_is_device else USABLE
+    available = int(share * free)
+    lines = [advice.line(available) for advice in advise(config, world_size, available, host_is_device)]
+    title = f"what would help, the cheapest first ({shown(free)} were free, {share:.0%} of them usable):"
+    numbered = [f"  {number}. {line}" for number, line in enumerate(lines, 1)]
+    return "\n".join([text, title, *(numbered or ["  more ranks, or a smaller model"])])
+
+
+def tell(
+    config: Config, rank: int, world_size: int, device: torch.device, free: int | None, what: str
+) -> None:
+    """Print on stderr that this rank ran out of memory; `what`: the allocator's words.
+
+    Of several ranks that fail, the first explains. The others wait until it has spoken: the launcher ends all
+    ranks with the first that leaves.
+    """
+    message = f"error: rank {rank}: out of memory: {what}"
+    store = distributed_c10d._get_default_store() if dist.is_initialized() else None
+    if store is not None and store.add(_CLAIM, 1) > 1:
+        print(message, file=sys.stderr, flush=True)
+        store.wait([_TOLD], timedelta(minutes=2))
+        return
+    try:
+        message = f"{message}\n{explain(config, world_size, device, free)}"
+    except (MemoryError, RuntimeError) as error:
+        if not is_out_of_memory(error):
+            raise
+        message = f"{message}\n(no memory is left to plan with: see tools/plan.py memory)"
+    print(message, file=sys.stderr, flush=True)
+    if store is not None:
+        store.set(_TOLD, "yes")
