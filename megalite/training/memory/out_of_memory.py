@@ -15,7 +15,7 @@ from megalite.training.memory.advice import advise
 from megalite.training.memory.plan import plan_memory
 from megalite.training.memory.table import as_text, shown
 
-# Of what is free; the rest goes to fragments (more of them with the host's malloc), scratch memory, libraries.
+# Of what is free: the rest goes to fragments, of which malloc makes more, to scratch memory and libraries.
 USABLE, USABLE_ON_HOST = 0.9, 0.7
 _CLAIM, _TOLD = "megalite/out of memory", "megalite/out of memory is told"
 
