@@ -16,6 +16,8 @@ from megalite.parallel.traffic import TimedTraffic
 from megalite.training.drawn import Drawn, drawn_lines
 from megalite.training.errors import TrainingError, on_every_rank
 from megalite.training.evaluation import evaluate_at_the_end, validate
+from megalite.training.memory.plan import plan_memory
+from megalite.training.memory.report import measured_step, plan_lines
 from megalite.training.metrics import Reporter
 from megalite.training.progress import Progress, load_progress, save_progress, saved_order
 from megalite.training.replicas import check_replicas
@@ -97,10 +99,18 @@ def train(
     drawn = Drawn(datasets.train, progress.consumed_samples, drawn_before)
     every, may_save = config.logging.log_interval, config.checkpoint.save is not None
     saved_at = -1
+    measuring = config.logging.memory_report
+    plan = plan_memory(config, topology.world_size) if measuring and reporter.enabled else None
+    for line in plan_lines(plan, trainer) if plan is not None else ():
+        reporter.say(line)
     while progress.iteration < last:
         rate = learning_rate(schedule, progress.consumed_samples)
         microbatches = next(loader)
-        outcome = trainer.train_step(microbatches, rate)
+        if measuring:
+            outcome = measured_step(trainer, microbatches, rate, plan, reporter.say)
+            measuring = False
+        else:
+            outcome = trainer.train_step(microbatches, rate)
         samples = sizes.size_after(progress.consumed_samples)
         progress = progress.after_step(samples)
         window.add(outcome, samples, loader.wait_seconds)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from collections import Counter
@@ -17,6 +18,7 @@ from megalite.training.memory.account import buffer_bytes
 from megalite.training.memory.plan import plan_memory
 from megalite.training.memory.tracker import LiveBytes
 from megalite.training.step import Trainer
+from tests.end_to_end.launch import launch
 from tests.matrix.batches import microbatches
 from tests.matrix.cases import Layout, Options, make_config, model_for
 from tests.matrix.job import topologies
@@ -162,3 +164,13 @@ def test_flags_of_the_training_run_are_judged_as_there() -> None:
     done = plan("--world-size", "1000")
     assert done.returncode == 2
     assert "--tensor-model-parallel-size 8: 1000 processes not divisible" in done.stderr
+
+
+def test_a_run_tells_its_plan_and_what_its_first_step_measured() -> None:
+    flags = ("--pipeline-model-parallel-size", "2", "--train-iters", "2", "--eval-iters", "0")
+    done = launch("--memory-report", "--group-query-attention", *flags)
+    assert done.returncode == 0, done.stderr
+    assert "Memory of a rank at the peak of a step: 2 ranks, tp 1 x pp 2 x dp 1" in done.stdout
+    found = re.findall(r"memory of pp rank (\d): planned .* measured .* \((.*)%\), resident ", done.stdout)
+    assert [rank for rank, _ in found] == ["0", "1"]
+    assert all(abs(float(difference)) < 3 for _, difference in found), found

@@ -40,6 +40,11 @@ class LoggingConfig:
         minimum=0,
         maximum=2,
     )
+    memory_report: bool = setting(
+        False,
+        "Print before training where the bytes of each rank will be, and after the first step what was "
+        "measured. Takes some seconds. tools/plan.py memory tells the same without starting anything.",
+    )
     tensorboard_dir: str | None = setting(None, "Folder for TensorBoard event files.")
     metrics_file: str | None = setting(
         None, "File that gets one JSON object for each logged step and evaluation."

@@ -1,27 +1,63 @@
-"""The memory of a run beside its plan: told before training, measured in the first step."""
+"""The memory of a run: its plan before training, and what the first step measured beside it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 
 import torch.distributed as dist
 
 from megalite.accelerator import free_memory_bytes, peak_memory_bytes
+from megalite.data.batch import Batch
 from megalite.training.memory.account import buffer_bytes
-from megalite.training.memory.plan import MemoryPlan, plan_memory
+from megalite.training.memory.plan import MemoryPlan
 from megalite.training.memory.table import as_text, shown
 from megalite.training.memory.tracker import LiveBytes
-from megalite.training.step import Trainer
+from megalite.training.step import StepOutcome, Trainer
 
 
-class MemoryReport:
-    """Lines for the reporting rank. On a GPU its allocator measures; on a CPU every tensor of a step is counted."""
+def plan_lines(plan: MemoryPlan, trainer: Trainer) -> list[str]:
+    """The table, and a warning when what is still to be allocated is more than there is."""
+    free, largest = free_memory_bytes(trainer.topology.device), plan.largest.account
+    beside = largest.total - largest.parameters - largest.gradients - largest.optimizer  # these are there
+    lines = [as_text(plan)]
+    if free is not None and beside > free:
+        lines.append(
+            f"warning: a step needs {shown(beside)} beside weights, gradients and optimizer, and {shown(free)} "
+            "are free: see tools/plan.py memory --device-memory for what would help"
+        )
+    return lines
 
-    def __init__(self, trainer: Trainer, free: int | None):
-        """`free`: bytes that there were for tensors before the trainer was built."""
-        self._trainer, self._free = trainer, free
-        self._plan: MemoryPlan = plan_memory(trainer.config, trainer.topology.world_size)
-        self._beside = 0
-'''
-'''
+
+def measured_step(
+    trainer: Trainer,
+    microbatches: Sequence[Batch],
+    rate: float,
+    plan: MemoryPlan | None,
+    say: Callable[[str], None],
+) -> StepOutcome:
+    """A training step whose memory is measured and told beside `plan`, which the rank that tells has.
+
+    On a CPU every tensor is counted as it is made, which slows the step down; on a GPU its allocator's peak is
+    read. A collective.
+    """
+    device = trainer.topology.device
+    if device.type == "cpu":
+        with LiveBytes() as live:
+            outcome = trainer.train_step(microbatches, rate)
+        buffers = buffer_bytes(trainer)
+        measured = buffers.total() - buffers["offloaded"] + live.peak.total()
+    else:
+        outcome = trainer.train_step(microbatches, rate)
+        measured = peak_memory_bytes(device)  # device only
+    mine = trainer.topology.pp.rank, measured, peak_memory_bytes(device)
+    everyone = [mine]
+    if dist.is_initialized():
+        everyone = [mine] * dist.get_world_size()
+        dist.all_gather_object(everyone, mine)
+    for rank in plan.ranks if plan is not None else ():
+        most, resident = (max(one[place] for one in everyone if one[0] == rank.rank) for place in (1, 2))
+        planned = rank.account.total
+        line = f"memory of pp rank {rank.rank}: planned {shown(planned)}, measured {shown(most)}"
+        line += f" ({most / planned - 1:+.2%})"
+        say(line if device.type != "cpu" else f"{line}, resident {shown(resident)}")
+    return outcome
