@@ -22,8 +22,8 @@ def plan_lines(plan: MemoryPlan, trainer: Trainer) -> list[str]:
     lines = [as_text(plan)]
     if free is not None and beside > free:
         lines.append(
-            f"warning: a step needs {shown(beside)} beside weights, gradients and optimizer, and {shown(free)} "
-            "are free: see tools/plan.py memory --device-memory for what would help"
+            f"warning: a step needs {shown(beside)} beside weights, gradients and optimizer, and "
+            f"{shown(free)} are free: see tools/plan.py memory --device-memory for what would help"
         )
     return lines
 
@@ -37,8 +37,8 @@ def measured_step(
 ) -> StepOutcome:
     """A training step whose memory is measured and told beside `plan`, which the rank that tells has.
 
-    On a CPU every tensor is counted as it is made, which slows the step down; on a GPU its allocator's peak is
-    read. A collective.
+    On a CPU every tensor is counted as it is made, which slows the step down; on a GPU its allocator's peak
+    is read. A collective.
     """
     device = trainer.topology.device
     if device.type == "cpu":
