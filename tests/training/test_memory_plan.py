@@ -81,9 +81,7 @@ def test_the_plan_is_what_a_training_step_holds_on_every_rank(layout: Layout, po
             beside = account.total - buffers.total()
             other_columns = layout.coordinates(rank)[0] > 0  # of the vocabulary than the planned rank's
             hands_itself = config.parallel.pipeline_schedule == "zbv"  # a message: counted once too often
-            odd_width = (
-                config.model.make_vocab_size_divisible_by == 1
-            )  # logits of 31 columns: more than planned
+            odd_width = config.model.make_vocab_size_divisible_by == 1  # 31 columns of logits
             inexact = other_columns or hands_itself or odd_width
             allowed = 0.02 * peak.total() if inexact else SCALARS
             assert beside == pytest.approx(peak.total(), abs=allowed), (cases[index], rank)
