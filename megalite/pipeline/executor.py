@@ -125,9 +125,10 @@ class _Run:
     def post_receives(self, actions: Sequence[Action], index: int) -> None:
         """Post the receives up to action `index`, and one more that can arrive while this one computes."""
         while self.posted < len(actions) and not (self.receives and self.receives[-1][0] > index):
-            link = self._incoming(actions[self.posted])
+            action, wire = actions[self.posted], self.wire
+            link = self._incoming(action)
             if link is not None:
-                receive = p2p.receive(self.wire.shape, self.wire.dtype, self.wire.device, link)
+                receive = p2p.receive(wire.shape, wire.dtype, wire.device, link, action.microbatch)
                 self.receives.append((self.posted, receive))
             self.posted += 1
 
@@ -139,7 +140,7 @@ class _Run:
         output = self.stages[action.chunk](self.microbatches[action.microbatch], hidden)
         if links.forward_out is not None:
             self._check_hidden(output, action)
-            self._send(output.detach(), links.forward_out)
+            self._send(output.detach(), links.forward_out, action.microbatch)
         else:
             if self.training:
                 _check_loss(output, action)
@@ -166,7 +167,7 @@ class _Run:
                 raise ValueError(
                     f"{describe(action)}: the stage's output does not depend on the hidden states"
                 )
-            self._send(saved.hidden.grad, links.backward_out)
+            self._send(saved.hidden.grad, links.backward_out, action.microbatch)
 
     def add_weight_gradients(self, action: Action) -> None:
         for work in self.put_off.pop((action.chunk, action.microbatch)):
@@ -189,12 +190,12 @@ class _Run:
         with self.traffic.waiting("pp"):
             return receive.wait()
 
-    def _send(self, tensor: torch.Tensor, link: Link) -> None:
+    def _send(self, tensor: torch.Tensor, link: Link, microbatch: int) -> None:
         pending = self.sends[id(link)]
         if len(pending) == self.sends_in_flight:
             with self.traffic.waiting("pp"):
                 pending.popleft().wait()
-        pending.append(p2p.send(tensor, link))
+        pending.append(p2p.send(tensor, link, microbatch))
 
     def _check_hidden(self, output: torch.Tensor, action: Action) -> None:
         if tuple(output.shape) != self.wire.shape or output.dtype != self.wire.dtype:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -29,9 +28,12 @@ class RemoteLink:
 
 @dataclass(frozen=True)
 class LocalLink:
-    """A link between two chunks of the same rank: tensors are handed over without a copy."""
+    """A link between two chunks of the same rank: tensors are handed over without a copy.
 
-    queue: deque[torch.Tensor] = field(default_factory=deque)
+    `waiting` holds them by micro-batch: they may be taken in another order than they were made in.
+    """
+
+    waiting: dict[int, torch.Tensor] = field(default_factory=dict)
 
 
 Link = RemoteLink | LocalLink

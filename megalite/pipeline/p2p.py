@@ -31,29 +31,32 @@ class Receive:
     tensor: torch.Tensor | None
     work: dist.Work | None
     link: Link
+    microbatch: int
 
     def wait(self) -> torch.Tensor:
         """The tensor, once it is there."""
         if isinstance(self.link, LocalLink):
-            return self.link.queue.popleft()
+            return self.link.waiting.pop(self.microbatch)
         assert self.work is not None
         assert self.tensor is not None
         self.work.wait()
         return self.tensor
 
 
-def send(tensor: torch.Tensor, link: Link) -> Send:
+def send(tensor: torch.Tensor, link: Link, microbatch: int) -> Send:
     """Start sending `tensor`; the receiver must know its shape and dtype."""
     if isinstance(link, LocalLink):
-        link.queue.append(tensor)
+        link.waiting[microbatch] = tensor
         return Send(tensor, None)
     tensor = tensor.contiguous()
     return Send(tensor, dist.isend(tensor, link.peer, group=link.group))
 
 
-def receive(shape: Sequence[int], dtype: torch.dtype, device: torch.device, link: Link) -> Receive:
-    """Post a receive; the k-th receive of a link gets the k-th tensor sent on it."""
+def receive(
+    shape: Sequence[int], dtype: torch.dtype, device: torch.device, link: Link, microbatch: int
+) -> Receive:
+    """Post a receive: between ranks the k-th of a link gets the k-th tensor sent on it."""
     if isinstance(link, LocalLink):
-        return Receive(None, None, link)
+        return Receive(None, None, link, microbatch)
     tensor = torch.empty(tuple(shape), dtype=dtype, device=device)
-    return Receive(tensor, dist.irecv(tensor, link.peer, group=link.group), link)
+    return Receive(tensor, dist.irecv(tensor, link.peer, group=link.group), link, microbatch)

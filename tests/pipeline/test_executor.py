@@ -14,7 +14,16 @@ from torch import nn
 from megalite.parallel.topology import axis_ranks, build_topology
 from megalite.pipeline.executor import run_schedule
 from megalite.pipeline.links import ChunkLinks, build_links
-from megalite.pipeline.schedule import Schedule, forward_only, gpipe, interleaved, one_f_one_b, v_stages
+from megalite.pipeline.schedule import (
+    Action,
+    Kind,
+    Schedule,
+    forward_only,
+    gpipe,
+    interleaved,
+    one_f_one_b,
+    v_stages,
+)
 from megalite.pipeline.simulation import in_flight_peaks
 from tests.pool import JobFailed, WorkerPool
 
@@ -106,6 +115,15 @@ def folded(pp: int, microbatches: int) -> Schedule:
     return Schedule("folded", microbatches, ranks, v_stages(pp), (2 * microbatches,) * pp, microbatches)
 
 
+def crossed(microbatches: int) -> Schedule:
+    """One rank with two chunks: the second takes the micro-batches in the reverse order of the first."""
+    there = range(microbatches)
+    back = there[::-1]
+    order = (("F", 0, there), ("F", 1, back), ("B", 1, there), ("B", 0, back))
+    actions = tuple(Action(Kind(kind), m, chunk) for kind, chunk, batches in order for m in batches)
+    return Schedule("crossed", microbatches, (actions,), ((0, 1),), (2 * microbatches,), microbatches)
+
+
 SWEEPS = {
     "gpipe": [gpipe(4, m) for m in range(1, 10)],
     "1f1b": [one_f_one_b(4, m) for m in range(1, 10)],
@@ -114,6 +132,7 @@ SWEEPS = {
     "interleaved": [interleaved(4, m, 2) for m in range(1, 10)],
     "interleaved, 2 ranks": [interleaved(2, m, 3, group=4) for m in range(1, 10)],
     "folded": [folded(3, m) for m in range(1, 5)],
+    "crossed": [crossed(m) for m in range(1, 5)],
 }
 
 
