@@ -3,6 +3,7 @@
 from megalite.checkpoint.block import Block
 from megalite.checkpoint.errors import CheckpointCorruptError, CheckpointError, CheckpointNotFoundError
 from megalite.checkpoint.load import latest_iteration, list_checkpoints, load, read_state
+from megalite.checkpoint.parameters import parameter_blocks
 from megalite.checkpoint.save import save
 
 __all__ = [
@@ -13,6 +14,7 @@ __all__ = [
     "latest_iteration",
     "list_checkpoints",
     "load",
+    "parameter_blocks",
     "read_state",
     "save",
 ]

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import torch.distributed as dist
 from torch.distributed.checkpoint import CheckpointException
 
+from megalite.checkpoint.block import Block
 from megalite.checkpoint.errors import CheckpointCorruptError, CheckpointError, describe, listing
+from megalite.parallel.everywhere import on_every_rank
 
 T = TypeVar("T")
 
@@ -36,24 +38,16 @@ def on_first_rank(action: Callable[[], T], group: dist.ProcessGroup | None) -> T
     return result
 
 
-def on_every_rank(action: Callable[[], T], group: dist.ProcessGroup | None) -> T:
-    """Call `action` on every rank and return each its own result; an error on any is raised on all."""
-    result: Any = None
-    failure: Exception | None = None
-    try:
-        result = action()
-    except Exception as error:  # whatever it is, the other ranks must hear of it
-        failure = error
-    text = None if failure is None else describe(failure)
-    texts: list[str | None] = [text]
-    if dist.is_initialized():
-        texts = [None] * dist.get_world_size(group)
-        dist.all_gather_object(texts, text, group=group)
-    failed = [f"rank {rank}: {text}" for rank, text in enumerate(texts) if text is not None]
-    if failed:
-        raise CheckpointError(listing(failed)) from failure
-    mine: T = result
-    return mine
+def listed_on_every_rank(blocks: Iterable[Block], group: dist.ProcessGroup | None) -> list[Block]:
+    """All of `blocks`, which may be made as they are asked for; an error on any rank is raised on all."""
+
+    def listed() -> list[Block]:
+        try:
+            return list(blocks)
+        except Exception as error:  # whatever it is, the other ranks must hear of it
+            raise CheckpointError(describe(error)) from error
+
+    return on_every_rank(listed, CheckpointError, CheckpointError, group)
 
 
 @contextmanager

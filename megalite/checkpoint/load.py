@@ -15,7 +15,7 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.metadata import Metadata
 
 from megalite.checkpoint.block import Block
-from megalite.checkpoint.collective import gathered_errors, is_first_rank, on_every_rank, on_first_rank
+from megalite.checkpoint.collective import gathered_errors, is_first_rank, listed_on_every_rank, on_first_rank
 from megalite.checkpoint.errors import (
     CheckpointCorruptError,
     CheckpointError,
@@ -63,7 +63,7 @@ def load(
     (all mismatches at once). After an error the blocks' contents are undefined.
     """
     root = Path(directory)
-    wanted = on_every_rank(lambda: list(blocks), group)
+    wanted = listed_on_every_rank(blocks, group)
     candidates = on_first_rank(lambda: _candidates(root, iteration), group)
     damaged: list[str] = []
     for candidate in candidates:

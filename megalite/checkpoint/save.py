@@ -13,7 +13,7 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.metadata import Metadata
 
 from megalite.checkpoint.block import Block
-from megalite.checkpoint.collective import gathered_errors, is_first_rank, on_every_rank, on_first_rank
+from megalite.checkpoint.collective import gathered_errors, is_first_rank, listed_on_every_rank, on_first_rank
 from megalite.checkpoint.errors import CheckpointError
 from megalite.checkpoint.folder import create_temporary, publish, write_durably
 from megalite.checkpoint.manifest import STATE, encode_state, write_manifest
@@ -49,7 +49,7 @@ def save(
         write_durably(temporary / STATE, text)
         return temporary
 
-    held = on_every_rank(lambda: list(blocks), group)
+    held = listed_on_every_rank(blocks, group)
     temporary = on_first_rank(begin, group)
     try:
         with gathered_errors():

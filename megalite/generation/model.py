@@ -7,7 +7,13 @@ from datetime import timedelta
 
 import torch
 
-from megalite.checkpoint import CheckpointNotFoundError, latest_iteration, load, read_state
+from megalite.checkpoint import (
+    CheckpointNotFoundError,
+    latest_iteration,
+    load,
+    parameter_blocks,
+    read_state,
+)
 from megalite.config import ModelConfig, config_from_dict, kv_replicas
 from megalite.data.tokenizer import Tokenizer, build_tokenizer
 from megalite.model.gpt import GPTStage, StagePlace, build_stages
@@ -15,7 +21,6 @@ from megalite.parallel.params import ParameterFactory
 from megalite.parallel.topology import Topology, axis_ranks, build_topology
 from megalite.pipeline.links import ChunkLinks, build_links
 from megalite.pipeline.schedule import one_f_one_b
-from megalite.training.step import parameter_blocks
 
 TIMEOUT = timedelta(minutes=10)
 

@@ -11,10 +11,11 @@ from megalite.data.build import Splits
 from megalite.data.errors import DataError
 from megalite.optim.memory import bytes_per_parameter
 from megalite.optim.schedule import LearningRateSchedule, learning_rate
+from megalite.parallel.everywhere import on_every_rank
 from megalite.parallel.topology import Topology, with_traffic
 from megalite.parallel.traffic import TimedTraffic
 from megalite.training.drawn import Drawn, drawn_lines
-from megalite.training.errors import TrainingError, on_every_rank
+from megalite.training.errors import TrainingError
 from megalite.training.evaluation import evaluate_at_the_end, validate
 from megalite.training.memory.plan import plan_memory
 from megalite.training.memory.report import measured_step, plan_lines
@@ -50,11 +51,11 @@ def run(config: Config, topology: Topology) -> None:
         Reporter(config.logging.metrics_file, config.logging.tensorboard_dir, reporting) as reporter,
     ):
         expected = saved_order(config)
-        datasets = on_every_rank(lambda: open_datasets(config, expected), DataError)
+        datasets = on_every_rank(lambda: open_datasets(config, expected), DataError, TrainingError)
         trainer = Trainer(config, topology)
         progress, lines, drawn, order = load_progress(trainer)
         if order != expected:  # a damaged checkpoint was passed over
-            datasets = on_every_rank(lambda: open_datasets(config, order), DataError)
+            datasets = on_every_rank(lambda: open_datasets(config, order), DataError, TrainingError)
         if datasets.train is not None and datasets.train.order is not None and not config.batch.skip_train:
             lines += datasets.train.order.lines
         for line in [*_description(trainer), *lines]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 import torch.distributed as dist
 
+from megalite.parallel.everywhere import gather_objects
 from megalite.parallel.replicas import differing_replicas
 from megalite.training.errors import TrainingError
 from megalite.training.step import Trainer
@@ -26,9 +27,7 @@ def check_replicas(trainer: Trainer, iteration: int) -> None:
     dist.all_reduce(anywhere, op=dist.ReduceOp.MAX)
     if not anywhere:
         return
-    everyones: list[list[str]] = [[]] * topology.world_size
-    dist.all_gather_object(everyones, mine)
-    lines = sorted({line for one in everyones for line in one})
+    lines = sorted({line for one in gather_objects(mine) for line in one})
     rest = f"\n  and {len(lines) - MOST_LINES} more" if len(lines) > MOST_LINES else ""
     raise TrainingError(
         f"iteration {iteration}: replicas of weights differ, which should be equal to the bit:\n  "

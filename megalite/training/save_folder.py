@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from megalite.training.errors import TrainingError, on_every_rank
+from megalite.parallel.everywhere import on_every_rank
+from megalite.training.errors import TrainingError
 
 
 @contextmanager
@@ -20,7 +21,7 @@ def only_writer(directory: str | None, first_rank: bool) -> Iterator[None]:
     is held.
     """
     with ExitStack() as held:
-        on_every_rank(lambda: _hold(directory, held) if first_rank else None, TrainingError)
+        on_every_rank(lambda: _hold(directory, held) if first_rank else None, TrainingError, TrainingError)
         yield
 
 

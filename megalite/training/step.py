@@ -10,7 +10,7 @@ from math import prod
 
 import torch
 
-from megalite.checkpoint import Block
+from megalite.checkpoint import Block, parameter_blocks
 from megalite.config import Config, stage_layers, zero_stage
 from megalite.data.batch import Batch
 from megalite.kernels.weight_gradient import IMPLEMENTATIONS
@@ -20,7 +20,6 @@ from megalite.optim.state import narrow_dtype
 from megalite.parallel.buckets import BucketOptions, GradientBuckets
 from megalite.parallel.mappings import all_reduce
 from megalite.parallel.params import ParameterFactory, global_block, record_of
-from megalite.parallel.rectangles import global_rectangles
 from megalite.parallel.topology import Topology, axis_ranks, join_ends
 from megalite.parallel.weight_gradients import WeightGradients
 from megalite.pipeline.configured import ConfiguredSchedule
@@ -213,14 +212,3 @@ class Trainer:
 def _state_blocks(states: Iterable[StateBlock]) -> Iterator[Block]:
     for kind, param, values, first in states:
         yield from parameter_blocks(f"optimizer.{kind}", param, values, first)
-
-
-def parameter_blocks(
-    prefix: str, param: torch.nn.Parameter, flat: torch.Tensor, first: int = 0
-) -> Iterator[Block]:
-    """The blocks of a flat tensor (n,) that belongs to the elements `first ... first + n` of `param`: one for
-    a whole parameter, a few for a part of it, none where the rank holds only padding.
-    """
-    record = record_of(param)
-    for offsets, values in global_rectangles(param, flat, first):
-        yield Block(f"{prefix}.{record.name}", record.global_shape, offsets, values)

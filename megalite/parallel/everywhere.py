@@ -1,0 +1,46 @@
+"""Python objects and errors that reach every rank: for messages, never for tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+import torch.distributed as dist
+
+T = TypeVar("T")
+
+
+def gather_objects(mine: T, group: dist.ProcessGroup | None = None) -> list[T]:
+    """The object of each rank of the group, in order; of a process alone its own. A collective."""
+    if not dist.is_initialized():
+        return [mine]
+    everyones = [mine] * dist.get_world_size(group)
+    dist.all_gather_object(everyones, mine, group=group)
+    return everyones
+
+
+def on_every_rank(
+    action: Callable[[], T],
+    expected: type[Exception],
+    raised: type[Exception],
+    group: dist.ProcessGroup | None = None,
+) -> T:
+    """Call `action` on every rank and return each its own result; what fails on one fails on all.
+
+    When `action` raises `expected` on any rank, `raised` is raised on every one, with one message, so that
+    nobody waits for a rank that has given up.
+    """
+    result: T | None = None
+    failure: Exception | None = None
+    try:
+        result = action()
+    except expected as error:
+        failure = error
+    messages = gather_objects(None if failure is None else str(failure), group)
+    failures = {text: rank for rank, text in reversed(list(enumerate(messages))) if text is not None}
+    if failures:
+        everywhere = len(failures) == 1 and None not in messages
+        raise raised(
+            "\n".join(text if everywhere else f"rank {rank}: {text}" for text, rank in failures.items())
+        ) from failure
+    return result  # type: ignore[return-value]  # no failure: the action has returned
