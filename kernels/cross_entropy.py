@@ -12,14 +12,11 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
+from megalite.kernels.collectives import all_gather_into
 from megalite.kernels.dispatch import choose, register, statistics_dtype
-
-# torch 2.13 gave this a new name and warns of the old one, the only one that 2.11 has.
-_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 
 
 def cross_entropy_reference(
@@ -205,7 +202,7 @@ def all_gather(part: Tensor, group: ProcessGroup | None) -> Tensor:
     if group is None or group.size() == 1:
         return part
     gathered = part.new_empty((group.size() * part.shape[0], *part.shape[1:]))
-    _all_gather(gathered, part.contiguous(), group=group)
+    all_gather_into(gathered, part.contiguous(), group=group)
     return gathered
 
 

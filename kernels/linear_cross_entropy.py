@@ -10,14 +10,14 @@ otherwise an fp32 copy of it is held until backward.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
+from megalite.kernels.collectives import reduce_scatter_into
 from megalite.kernels.cross_entropy import (
     all_gather,
     combine,
@@ -27,33 +27,9 @@ from megalite.kernels.cross_entropy import (
     exchange,
 )
 from megalite.kernels.dispatch import choose, statistics_dtype
-from megalite.kernels.weight_gradient import Accumulate, accumulate_fused
+from megalite.kernels.weight_gradient import Accumulate, GradientSink, accumulate_fused
 
 DEFAULT_BUDGET = 512 * 2**20  # bytes of logits at once: large enough that the products run at full speed
-# torch 2.13 gave this a new name and warns of the old one, the only one that 2.11 has.
-_reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
-
-
-class _WeightGradients(Protocol):
-    accumulate: Accumulate
-
-    def compute(self, work: Callable[[], None]) -> None:
-        """Do `work` now, or when the schedule asks for weight gradients."""
-
-
-class GradientSink(Protocol):
-    """Where a weight's gradient is collected: added to `main_grad`, then `ready` is called."""
-
-    @property
-    def main_grad(self) -> Tensor:
-        """Shaped as the weight."""
-
-    @property
-    def weight_gradients(self) -> _WeightGradients:
-        """When work on weight gradients is done."""
-
-    def ready(self) -> None:
-        """Tell the owner that the gradient is complete."""
 
 
 def linear_cross_entropy_reference(
@@ -162,7 +138,7 @@ def _start_product(
     """Begin to write `logits @ weight`, summed over the group, or this rank's shard of that, to `out`."""
     if shards > 1:
         partial = logits @ weight
-        return _reduce_scatter(out, partial, group=group, async_op=True), partial
+        return reduce_scatter_into(out, partial, group=group, async_op=True), partial
     torch.mm(logits, weight, out=out)
     if group is None or group.size() == 1:
         return None

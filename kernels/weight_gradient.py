@@ -9,11 +9,37 @@ type first, once a micro-batch. On a CPU that is still the fast way: for (32000,
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 Accumulate = Callable[[Tensor, Tensor, Tensor], None]
+
+
+class WeightGradientQueue(Protocol):
+    """When weight gradients are computed, and how they are added up."""
+
+    @property
+    def accumulate(self) -> Accumulate: ...
+
+    def compute(self, work: Callable[[], None]) -> None:
+        """Do `work`, which adds one weight's gradient, now or when the schedule asks for it."""
+
+
+class GradientSink(Protocol):
+    """Where an operation that computes its own weight gradient puts it.
+
+    It adds to `main_grad` (shape of the weight; asked for anew in every backward pass), then calls `ready()`;
+    work that can wait goes through `weight_gradients`.
+    """
+
+    @property
+    def main_grad(self) -> Tensor: ...
+    @property
+    def weight_gradients(self) -> WeightGradientQueue: ...
+    def ready(self) -> None: ...
+
 
 # Bytes of a product on the way to its total on a CPU: small enough to still be in the cache when it is added.
 CPU_PIECE = 2**22

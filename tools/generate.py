@@ -1,7 +1,7 @@
 """Generate text from a checkpoint.
 
     python tools/generate.py --load runs/tiny_llama --prompt "It was a truth"
-    torchrun --nproc-per-node 4 tools/generate.py --load runs/big --tensor-model-parallel-size 2 \
+    torchrun --nproc-per-node 4 tools/generate.py --load runs/big --tensor-model-parallel-size 2 \\
         --pipeline-model-parallel-size 2 --prompt "It was" "Once"
 
 Works on a checkpoint of any tensor-, pipeline- and data-parallel layout, on as many processes as there are;

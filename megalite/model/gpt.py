@@ -253,12 +253,6 @@ class GPTStage(nn.Module):
         with self.recompute.head.watching(self.head, x):
             return self.recompute.head.run("logits", loss, x)
 
-    def logits(self, batch: Tokens, hidden: torch.Tensor | None) -> torch.Tensor:
-        """Last stage only: this rank's columns of the logits, (seq, batch, padded vocab / tp)."""
-        if self.head is None:
-            raise ValueError("this stage has no head; ask the last one for logits")
-        return self.head.logits(self.hidden_states(batch, hidden))
-
     def sequences(self, batch: Tokens) -> Sequences:
         """What all blocks know of the micro-batch."""
         rotation = documents = None

@@ -12,11 +12,8 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as dist
 
+from megalite.kernels.collectives import all_gather_into, reduce_scatter_into
 from megalite.parallel.topology import Axis
-
-# torch 2.13 gave these two new names and warns of the old ones, the only ones that 2.11 has.
-_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-_reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 
 def all_reduce(
@@ -41,7 +38,7 @@ def start_all_gather(shard: torch.Tensor, axis: Axis) -> tuple[torch.Tensor, dis
     if axis.group is None:
         return shard, None
     whole = shard.new_empty((shard.shape[0] * axis.size, *shard.shape[1:]))
-    work = _all_gather(whole, shard.contiguous(), group=axis.group, async_op=True)
+    work = all_gather_into(whole, shard.contiguous(), group=axis.group, async_op=True)
     return whole, axis.traffic.watched(axis.name, work)
 
 
@@ -50,7 +47,7 @@ def start_reduce_scatter(whole: torch.Tensor, axis: Axis) -> tuple[torch.Tensor,
     if axis.group is None:
         return whole, None
     shard = whole.new_empty((whole.shape[0] // axis.size, *whole.shape[1:]))
-    work = _reduce_scatter(shard, whole.contiguous(), group=axis.group, async_op=True)
+    work = reduce_scatter_into(shard, whole.contiguous(), group=axis.group, async_op=True)
     return shard, axis.traffic.watched(axis.name, work)
 
 
@@ -63,12 +60,12 @@ def start_reduce_to_parts(whole: torch.Tensor, axis: Axis) -> dist.Work:
     """Begin to sum flat `whole` over the axis into this rank's part of it; the rest becomes undefined."""
     if whole.device.type == "cpu":  # Gloo's reduce-scatter is an all-reduce of a copy
         return dist.all_reduce(whole, group=axis.group, async_op=True)
-    return _reduce_scatter(my_part(whole, axis), whole, group=axis.group, async_op=True)  # device only
+    return reduce_scatter_into(my_part(whole, axis), whole, group=axis.group, async_op=True)  # device only
 
 
 def start_all_gather_into(whole: torch.Tensor, part: torch.Tensor, axis: Axis) -> dist.Work:
     """Begin to collect the ranks' flat parts into `whole`, of which `part` may be this rank's own slice."""
-    return _all_gather(whole, part, group=axis.group, async_op=True)
+    return all_gather_into(whole, part, group=axis.group, async_op=True)
 
 
 def start_all_reduce(tensor: torch.Tensor, axis: Axis) -> tuple[torch.Tensor, dist.Work | None]:

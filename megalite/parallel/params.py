@@ -9,15 +9,15 @@ from __future__ import annotations
 import hashlib
 import math
 from dataclasses import dataclass
-from typing import Protocol, cast
+from typing import cast
 
 import numpy as np
 import torch
 from torch import nn
 
+from megalite.kernels.weight_gradient import GradientSink
 from megalite.parallel.products import TensorParallel
 from megalite.parallel.topology import Topology
-from megalite.parallel.weight_gradients import WeightGradients
 
 
 @dataclass(frozen=True)
@@ -43,21 +43,6 @@ class ParamRecord:
     counted: bool = True
     decay: bool = True
     uses: int = 1
-
-
-class GradientSink(Protocol):
-    """Where a layer that computes its own weight gradient puts it.
-
-    It adds to `main_grad` (shape of the parameter; asked for anew in every backward pass), then calls
-    `ready()`; work that can wait goes through `weight_gradients`.
-    """
-
-    weight_gradients: WeightGradients
-
-    @property
-    def main_grad(self) -> torch.Tensor: ...
-
-    def ready(self) -> None: ...
 
 
 def record_of(parameter: torch.Tensor) -> ParamRecord:

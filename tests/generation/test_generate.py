@@ -96,7 +96,10 @@ def test_greedy_texts_are_those_of_plain_forward_passes(checkpoint: str) -> None
 @torch.no_grad()
 def _plain_logits(model: LoadedModel, tokens: torch.Tensor) -> torch.Tensor:
     places = torch.arange(tokens.shape[1]).unsqueeze(0)
-    return model.stage.logits(Batch(tokens, tokens, tokens, places, torch.zeros(1, dtype=torch.int64)), None)
+    batch = Batch(tokens, tokens, tokens, places, torch.zeros(1, dtype=torch.int64))
+    head = model.stage.head
+    assert head is not None  # the only stage is also the last
+    return head.logits(model.stage.hidden_states(batch, None))
 
 
 def test_a_text_does_not_depend_on_its_neighbours(checkpoint: str) -> None:
