@@ -9,7 +9,7 @@ tensors as that of the GPU.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,12 +17,12 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd.graph import get_gradient_edge
 from torch.multiprocessing.reductions import StorageWeakRef
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from megalite.config import ActivationConfig, Config, kv_replicas, stage_layers
 from megalite.data.batch import Batch
 from megalite.model.gpt import StagePlace, build_stages
+from megalite.model.live_bytes import LiveBytes
 from megalite.model.rebuild import storage_id
 from megalite.model.recompute import layer_groups
 from megalite.parallel.buckets import BucketOptions, GradientBuckets
@@ -156,9 +156,9 @@ class _FakeStage:
         return self._measure(lambda x: self.stage.loss(x, self.batch, known))
 
     def shared(self) -> int:
-        with _Counter() as counter:
+        with LiveBytes() as live:
             sequences = self.stage.sequences(self.batch)
-        return counter.alive() if sequences.rotation is not None else 0
+        return live.bytes().total() if sequences.rotation is not None else 0
 
     def _measure(self, forward: Callable[[torch.Tensor], torch.Tensor]) -> Held:
         """Run `forward` on hidden states, and its backward."""
@@ -170,47 +170,37 @@ class _FakeStage:
             output = forward(x)
             edge, gradient = get_gradient_edge(output), torch.ones_like(output)
             del x, output
-            forward_peak, counter.peak = counter.peak, 0
-            kept = counter.alive() - gradient.untyped_storage().nbytes()
+            forward_peak = counter.peak.total()
+            counter.restart()
+            kept = counter.bytes().total() - gradient.untyped_storage().nbytes()
             keeps_input, on_host = not reference.expired(), self.stage.recompute.bytes_on_host()
             torch.autograd.backward(edge, gradient)
         flops = counter.flops + self.weight_gradient_flops
-        return Held(kept, keeps_input, on_host, forward_peak, counter.peak, flops)
+        return Held(kept, keeps_input, on_host, forward_peak, counter.peak.total(), flops)
 
 
-class _Counter(TorchDispatchMode):
-    """Storages that operations within made and that are alive, and the FLOPs of the operations.
-
-    `elsewhere`: bytes of the storages that are in host memory.
-    """
+class _Counter(LiveBytes):
+    """Counts the FLOPs of the operations, too."""
 
     def __init__(self, elsewhere: Callable[[], int] = lambda: 0) -> None:
-        super().__init__()
-        self.elsewhere = elsewhere
-        self.storages: dict[int, tuple[StorageWeakRef, int]] = {}
-        self.peak = self.flops = 0
-
-    def alive(self) -> int:
-        """Bytes."""
-        self.storages = {key: entry for key, entry in self.storages.items() if not entry[0].expired()}
-        return sum(size for _, size in self.storages.values()) - self.elsewhere()
+        super().__init__(elsewhere)
+        self.flops = 0
 
     def __torch_dispatch__(
-        self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         given = {storage_id(each) for each in tree_leaves((args, kwargs)) if isinstance(each, torch.Tensor)}
-        results = func(*args, **(kwargs or {}))
+        results = super().__torch_dispatch__(func, types, args, kwargs)
         made = [each for each in tree_leaves(results) if isinstance(each, torch.Tensor)]
-        new = [each for each in made if storage_id(each) not in given]
-        for each in new:
-            storage = each.untyped_storage()
-            self.storages.setdefault(storage_id(each), (StorageWeakRef(storage), storage.nbytes()))
-        self.peak = max(self.peak, self.alive())
-        self.flops += flops_of(func, args, made, bool(new))
+        self.flops += flops_of(func, args, made, any(storage_id(each) not in given for each in made))
         return results
 
 
-def flops_of(operation: Any, args: tuple[Any, ...], results: list[torch.Tensor], makes_new: bool) -> int:
+def flops_of(operation: Any, args: Sequence[Any], results: list[torch.Tensor], makes_new: bool) -> int:
     """FLOPs of one operation: 2 a multiply-add of a product, causal attention half of the full square."""
     name = operation.overloadpacket.__name__
     if name in PRODUCTS:

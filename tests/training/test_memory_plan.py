@@ -14,9 +14,9 @@ import pytest
 import torch
 
 from megalite.config import Config
+from megalite.model.live_bytes import LiveBytes
 from megalite.training.memory.account import buffer_bytes
 from megalite.training.memory.plan import plan_memory
-from megalite.training.memory.tracker import LiveBytes
 from megalite.training.step import Trainer
 from tests.end_to_end.launch import launch
 from tests.matrix.batches import microbatches

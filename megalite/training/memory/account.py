@@ -8,8 +8,9 @@ from dataclasses import dataclass, fields
 
 import torch
 
+from megalite.model.live_bytes import ACTIVATIONS, COMMUNICATION, LOGITS
+from megalite.model.rebuild import storage_id
 from megalite.training.memory.timeline import Moment
-from megalite.training.memory.tracker import ACTIVATIONS, COMMUNICATION, LOGITS
 from megalite.training.step import Trainer
 
 
@@ -70,7 +71,7 @@ def buffer_bytes(trainer: Trainer) -> Counter[str]:
 
 
 def _sizes(tensors: Sequence[tuple[str, torch.Tensor]]) -> Counter[str]:
-    storages = {tensor.untyped_storage()._cdata: (purpose, tensor) for purpose, tensor in tensors}
+    storages = {storage_id(tensor): (purpose, tensor) for purpose, tensor in tensors}
     total: Counter[str] = Counter()
     for purpose, tensor in storages.values():
         total[purpose] += tensor.untyped_storage().nbytes()

@@ -14,16 +14,16 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from megalite.data.batch import Batch
 from megalite.model.gpt import GPTStage
+from megalite.model.live_bytes import ACTIVATIONS, COMMUNICATION, LOGITS, LiveBytes
 from megalite.pipeline.executor import Stage
-from megalite.training.memory.tracker import ACTIVATIONS, COMMUNICATION, LOGITS, LiveBytes
 from megalite.training.step import Trainer, valid_tokens
 
-Bytes = Counter[str]  # by label of `tracker`
+Bytes = Counter[str]  # by label of `live_bytes`
 
 
 @dataclass(frozen=True)
 class ChunkCost:
-    """Bytes by label of `tracker`.
+    """Bytes by label of `live_bytes`.
 
     `saved`: held from the forward until the backward, the stage's input with it. `forward`, `backward`: most
     that exist within either, beyond what is held when it starts. `input_gradient`, `weight_gradient`: the

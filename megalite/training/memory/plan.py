@@ -16,13 +16,13 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from megalite.config import Config, kv_replicas, stage_layers
 from megalite.data.batch import Batch
+from megalite.model.live_bytes import COMMUNICATION, LiveBytes
 from megalite.parallel.topology import planned_topology
 from megalite.pipeline.configured import ConfiguredSchedule
 from megalite.pipeline.schedule import Schedule
 from megalite.training.memory.account import Account, account, buffer_bytes, peak
 from megalite.training.memory.cost import ChunkCost, measure_chunk
 from megalite.training.memory.timeline import Moment, moments
-from megalite.training.memory.tracker import COMMUNICATION, LiveBytes
 from megalite.training.step import Trainer
 
 

@@ -8,10 +8,10 @@ import torch.distributed as dist
 
 from megalite.accelerator import free_memory_bytes, peak_memory_bytes
 from megalite.data.batch import Batch
+from megalite.model.live_bytes import LiveBytes
 from megalite.training.memory.account import buffer_bytes
 from megalite.training.memory.plan import MemoryPlan
 from megalite.training.memory.table import as_text, shown
-from megalite.training.memory.tracker import LiveBytes
 from megalite.training.step import StepOutcome, Trainer
 
 

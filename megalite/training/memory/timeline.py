@@ -6,10 +6,10 @@ from collections import Counter, defaultdict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from megalite.model.live_bytes import COMMUNICATION
 from megalite.pipeline.schedule import Action, Kind, Schedule
 from megalite.pipeline.simulation import Product, input_of, product_of
 from megalite.training.memory.cost import Bytes, ChunkCost
-from megalite.training.memory.tracker import COMMUNICATION
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from megalite.model.rebuild import storage_id
+
 ACTIVATIONS, LOGITS, COMMUNICATION = "activations", "logits and loss", "communication"
 
 
@@ -21,12 +23,14 @@ class LiveBytes(TorchDispatchMode):
     its way), once however many views it has, and under the `label` that was set when it was made. Storages
     from before the block do not count. What a kernel uses and frees within one operation is not seen.
 
+    `elsewhere`: how many of the bytes are activations that wait in host memory; they do not count.
     `peak`: the bytes by label at the moment with the most, since `restart`.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, elsewhere: Callable[[], int] = lambda: 0) -> None:
         super().__init__()
         self.label = ACTIVATIONS
+        self._elsewhere = elsewhere
         self._labels: dict[int, str | None] = {}  # by storage; None: from before
         self._storages: dict[int, weakref.ref[torch.UntypedStorage]] = {}
         self.peak: Counter[str] = Counter()
@@ -54,6 +58,7 @@ class LiveBytes(TorchDispatchMode):
             label, storage = self._labels[key], reference()
             if label is not None and storage is not None:
                 total[label] += storage.nbytes()
+        total[ACTIVATIONS] -= self._elsewhere()
         return total
 
     def restart(self) -> None:
@@ -68,8 +73,7 @@ class LiveBytes(TorchDispatchMode):
     def _note(self, leaf: Any, label: str | None) -> None:
         if not isinstance(leaf, torch.Tensor):
             return
-        storage = leaf.untyped_storage()
-        key = storage._cdata
+        storage, key = leaf.untyped_storage(), storage_id(leaf)
         if key not in self._storages:
             self._labels[key] = label
             self._storages[key] = weakref.ref(storage, lambda _: self._forget(key))
