@@ -7,6 +7,7 @@ import itertools
 from collections.abc import Sequence
 
 import pytest
+import torch
 
 from megalite.config import ModelConfig
 from tests.matrix import cases
@@ -30,6 +31,27 @@ def reference(model: ModelConfig, by_document: bool = False, recipe: Recipe = ca
     return train(weights, cases.architecture(model), batches, cases.LEARNING_RATES, recipe)
 
 
+@functools.cache
+def rounding(model: ModelConfig, by_document: bool, recipe: Recipe) -> list[float]:
+    """How far each step's gradients and their norm move when the reference starts with every weight 16 units
+    in the last place off: what its rounding may cost there.
+
+    Below 1e-10 but for deep variants with large gradients: Adam divides by the size of a gradient, however
+    small. In the third step of `mixed` with 8 layers, dropout and a norm of 81 one such unit is 4e-10.
+    """
+    generator = torch.Generator().manual_seed(0)
+    weights = {}
+    for name, shape in global_shapes(model).items():
+        signs = torch.randint(2, tuple(shape), generator=generator, dtype=torch.float64) * 2 - 1
+        weights[name] = random_weight(name, shape) * (1 + 16 * torch.finfo(torch.float64).eps * signs)
+    batches = [global_batch(step, by_document) for step in range(cases.STEPS)]
+    moved = train(weights, cases.architecture(model), batches, cases.LEARNING_RATES, recipe)
+    return [
+        max(abs(one.grad_norm - other.grad_norm), *differences(one.gradients, other.gradients, 0.0).values())
+        for one, other in zip(moved, reference(model, by_document, recipe), strict=True)
+    ]
+
+
 def check_against(
     model: ModelConfig,
     layout: Layout,
@@ -43,6 +65,10 @@ def check_against(
     `sharded`: the data-parallel ranks share out what they update, else each has all of it.
     """
     expected = reference(model, by_document, recipe)
+
+    def is_rounding(off: float, step: int) -> bool:
+        return off <= TOLERANCE or off <= rounding(model, by_document, recipe)[step]
+
     assert {one.parameter_count for one in ranks} == {number_of_parameters(model)}
     for step, wanted in enumerate(expected):
         where = f"{model} on {layout}, step {step}"
@@ -52,9 +78,10 @@ def check_against(
             )
             assert loss == pytest.approx(wanted.loss, abs=TOLERANCE), where
         gradients = assemble([one.gradients[step] for one in ranks])
-        assert not differences(gradients, wanted.gradients, TOLERANCE), where
+        off = differences(gradients, wanted.gradients, TOLERANCE)
+        assert is_rounding(max(off.values(), default=0.0), step), f"{where}: {off}"
         assert len({one.grad_norms[step] for one in ranks}) == 1, where
-        assert ranks[0].grad_norms[step] == pytest.approx(wanted.grad_norm, abs=TOLERANCE), where
+        assert is_rounding(abs(ranks[0].grad_norms[step] - wanted.grad_norm), step), where
         assert not any(one.skipped[step] for one in ranks), where
     weights = assemble([one.weights for one in ranks])
     assert not differences(weights, expected[-1].weights, TOLERANCE), f"weights of {model} on {layout}"
