@@ -104,6 +104,10 @@ class Trainer:
         shards = self.topology.tp.size if self.config.parallel.sequence_parallel else 1
         return model.seq_length // shards, self.config.batch.micro_batch_size, model.hidden_size
 
+    def activation_bytes_on_host(self) -> int:
+        """Bytes of activations that wait in host memory now."""
+        return sum(stage.recompute.bytes_on_host() for stage in self.stages)
+
     def calls(self, normaliser: torch.Tensor | None, loss_grad: torch.Tensor | None) -> list[Stage]:
         """The stages as a schedule calls them; the last one's loss is over `normaliser`.
 

@@ -132,11 +132,12 @@ def test_a_share_of_the_state_goes_to_the_host() -> None:
     """On whole blocks of 128 elements, whatever the fraction."""
     buckets = make_buckets(BF16)
     optimizer = make_optimizer(buckets, **HALF_OFFLOADED)
-    whole = sum(bucket.weights.numel() for bucket in buckets.buckets)
-    first = [sizes.numel() for sizes in optimizer.held()]
-    assert sum(first) == 3 * whole
-    hosted = sum(round(0.4 * bucket.weights.numel() / 128) * 128 for bucket in buckets.buckets)
-    assert 0 < hosted < whole
+    kept = [bucket.weights.numel() for bucket in buckets.buckets]
+    hosted = [round(0.4 * length / 128) * 128 for length in kept]
+    assert 0 < sum(hosted) < sum(kept)
+    kinds = 3  # the master and both moments
+    assert sum(tensor.numel() for tensor in optimizer.held()) == kinds * sum(kept)
+    assert sum(tensor.numel() for tensor in optimizer.offloaded()) == kinds * sum(hosted)
 
 
 @pytest.mark.parametrize("piece", [1, 77, 128, 10_000])

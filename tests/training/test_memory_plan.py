@@ -176,3 +176,16 @@ def test_a_run_tells_its_plan_and_what_its_first_step_measured() -> None:
     found = re.findall(r"memory of pp rank (\d): planned .* measured .* \((.*)%\), resident ", done.stdout)
     assert [rank for rank, _ in found] == ["0", "1"]
     assert all(abs(float(difference)) < 3 for _, difference in found), found
+
+
+def test_activations_that_wait_on_the_host_are_not_on_the_device() -> None:
+    layout = Layout()
+    plain, offloaded = (
+        make_config(model_for("gpt2", layout, options), layout, options, "float32")
+        for options in (Options(8), Options(8, offloaded_layers=2))
+    )
+    # When the first backward starts, what its forward saved is held.
+    before, after = (
+        plan_memory(config, 1).largest.moments[1].held["activations"] for config in (plain, offloaded)
+    )
+    assert after < 0.2 * before

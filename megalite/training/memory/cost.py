@@ -49,11 +49,11 @@ def measure_chunk(trainer: Trainer, chunk: int, batch: Batch) -> ChunkCost:
     """
     stage, loss_grad = trainer.stages[chunk], trainer.optimizer.loss_scale
     call = trainer.calls(valid_tokens([batch]), loss_grad)[chunk]
-    with LiveBytes() as live, _head_labelled(stage, live):
+    with LiveBytes(stage.recompute.bytes_on_host) as live, _head_labelled(stage, live):
         forward, saved, output_is_saved, edge, hidden = _forward(live, trainer, stage, call, batch)
         backward = _backward(live, trainer, stage, edge, saved)
     del edge, hidden
-    with LiveBytes() as live, _head_labelled(stage, live):
+    with LiveBytes(stage.recompute.bytes_on_host) as live, _head_labelled(stage, live):
         _, _, _, edge, hidden = _forward(live, trainer, stage, call, batch)
         with trainer.buckets.weight_gradients.put_off() as work:
             split = _backward(live, trainer, stage, edge, saved)

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-import torch.distributed as dist
-
 from megalite.accelerator import free_memory_bytes, peak_memory_bytes
 from megalite.data.batch import Batch
 from megalite.model.live_bytes import LiveBytes
+from megalite.parallel.everywhere import gather_objects
 from megalite.training.memory.account import buffer_bytes
 from megalite.training.memory.plan import MemoryPlan
 from megalite.training.memory.table import as_text, shown
@@ -42,7 +41,7 @@ def measured_step(
     """
     device = trainer.topology.device
     if device.type == "cpu":
-        with LiveBytes() as live:
+        with LiveBytes(trainer.activation_bytes_on_host) as live:
             outcome = trainer.train_step(microbatches, rate)
         buffers = buffer_bytes(trainer)
         measured = buffers.total() - buffers["offloaded"] + live.peak.total()
@@ -50,10 +49,7 @@ def measured_step(
         outcome = trainer.train_step(microbatches, rate)
         measured = peak_memory_bytes(device)  # device only
     mine = trainer.topology.pp.rank, measured, peak_memory_bytes(device)
-    everyone = [mine]
-    if dist.is_initialized():
-        everyone = [mine] * dist.get_world_size()
-        dist.all_gather_object(everyone, mine)
+    everyone = gather_objects(mine)
     for rank in plan.ranks if plan is not None else ():
         most, resident = (max(one[place] for one in everyone if one[0] == rank.rank) for place in (1, 2))
         planned = rank.account.total
