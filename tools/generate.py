@@ -24,7 +24,11 @@ def main() -> int:
     )
     parser.add_argument("--iteration", type=int, help="which checkpoint; default: the latest complete one")
     parser.add_argument(
-        "--prompt", nargs="+", default=["It was a"], help="texts to go on from (default: 'It was a')"
+        "--prompt",
+        nargs="+",
+        action="extend",
+        metavar="TEXT",
+        help="text to go on from, or several; may be repeated (default: 'It was a')",
     )
     parser.add_argument(
         "--max-new-tokens", type=int, default=100, help="stop after so many tokens (default: 100)"
@@ -61,7 +65,9 @@ def main() -> int:
     tensor, pipeline = flags.tensor_model_parallel_size, flags.pipeline_model_parallel_size
     if min(tensor, pipeline) < 1 or tensor * pipeline != place.world_size:
         rule = f"TP {tensor} x PP {pipeline} must be the number of processes, {place.world_size}"
-        print(f"error: --tensor-model-parallel-size, --pipeline-model-parallel-size: {rule}", file=sys.stderr)
+        if place.rank == 0:
+            flags_at_fault = "--tensor-model-parallel-size, --pipeline-model-parallel-size"
+            print(f"error: {flags_at_fault}: {rule}", file=sys.stderr)
         return 1
 
     from megalite.accelerator import DeviceError, backend_for, local_device
@@ -77,7 +83,7 @@ def main() -> int:
         device = local_device(place.local_rank)
         with process_group(backend_for(device, "auto"), place, TIMEOUT):
             model = load_model(flags.load, device, tensor, pipeline, flags.iteration)
-            prompts = [list(ids) for ids in model.tokenizer.encode_batch(flags.prompt)]
+            prompts = [list(ids) for ids in model.tokenizer.encode_batch(flags.prompt or ["It was a"])]
             added = generate(model, prompts, flags.max_new_tokens, sampling)
     except (CheckpointError, DataError, DeviceError, ValueError) as error:  # the same on every rank
         if place.rank == 0:

@@ -19,6 +19,7 @@ the flags describe, or without flags of a GPT-3 and a Llama 3 layer on several l
 from __future__ import annotations
 
 import argparse
+import math
 import re
 import sys
 from collections.abc import Sequence
@@ -27,7 +28,7 @@ from typing import TYPE_CHECKING
 
 from megalite.pipeline.checker import check
 from megalite.pipeline.picture import draw_png
-from megalite.pipeline.schedule import MAKERS, Schedule, make_schedule
+from megalite.pipeline.schedule import MAKERS, Kind, Schedule, make_schedule
 from megalite.pipeline.simulation import ScheduleError, in_flight_peaks, simulate
 from megalite.pipeline.table import draw, read_csv, write_csv
 
@@ -121,7 +122,11 @@ def _make(flags: argparse.Namespace) -> Schedule:
 def _report(schedule: Schedule, flags: argparse.Namespace) -> None:
     forward, inputs, weights = flags.times
     timeline = simulate(schedule, forward, inputs, weights)
-    print(draw(timeline))
+    unit = math.gcd(*flags.times) or 1
+    print(draw(simulate(schedule, forward // unit, inputs // unit, weights // unit)))
+    print(_key(schedule))
+    busiest = max(map(timeline.busy, range(len(schedule))))
+    print(f"time: {timeline.makespan}, of which the busiest rank works {busiest}")
     print(f"bubble: {float(timeline.bubble_fraction):.1%} of the work of the busiest rank")
     staggered = float(timeline.bubble_fraction_from_first_start)
     print(f"        {staggered:.1%} counted from each rank's first action")
@@ -133,6 +138,21 @@ def _report(schedule: Schedule, flags: argparse.Namespace) -> None:
     if flags.write_csv is not None:
         write_csv(schedule, flags.write_csv)
         print(f"wrote {flags.write_csv}")
+
+
+def _key(schedule: Schedule) -> str:
+    """What the cells of the drawing mean, of those that are in it."""
+    names = {
+        Kind.F: "forward",
+        Kind.B: "backward",
+        Kind.I: "input gradient",
+        Kind.W: "weight gradient",
+    }
+    actions = [action for rank in schedule.actions for action in rank]
+    used = {action.kind for action in actions}
+    kinds = ", ".join(f"{kind.value} {name}" for kind, name in names.items() if kind in used)
+    primes = "; one ' a chunk after a rank's first" if any(action.chunk for action in actions) else ""
+    return f"{kinds}, with the number of the micro-batch{primes}"
 
 
 def _memory(flags: argparse.Namespace, training: Sequence[str]) -> int:
@@ -177,11 +197,11 @@ def _verdict(plan: MemoryPlan, device_memory: int) -> int:
 
 def _bytes(text: str) -> int:
     """`80GB` is 80e9, `80GiB` is 80 * 2^30."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(i?)B?", text.strip(), re.IGNORECASE)
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT])(i?)B?", text.strip(), re.IGNORECASE)
     if found is None:
         raise argparse.ArgumentTypeError(f"{text!r} is no size; give e.g. 80GB or 64GiB")
     number, prefix, binary = found.groups()
-    return int(float(number) * (1024 if binary else 1000) ** " KMGT".index(prefix.upper() or " "))
+    return int(float(number) * (1024 if binary else 1000) ** " KMGT".index(prefix.upper()))
 
 
 if __name__ == "__main__":

@@ -151,8 +151,8 @@ def preprocess(
                 last_checkpoint = time.monotonic()
     infos = []
     for key, writer in zip(plan.json_keys, writers, strict=True):
+        writer.publish()  # its last flush completes the checksum
         info = DatasetInfo.of(writer, dtype, tokenizer, eod, plan.inputs, key, plan.partition)
-        writer.publish()
         write_info(plan.prefix(key), info)
         infos.append(info)
     skipped.publish()

@@ -66,7 +66,10 @@ def run(config: Config, topology: Topology) -> None:
             evaluate_at_the_end(trainer, datasets, progress, reporter)
         if save is not None:
             also = "" if config.checkpoint.load == save else f" with --load {save}"
-            reporter.say(f"to resume or extend this run, give the same command again{also}")
+            length = "--train-iters" if config.batch.train_iters is not None else "--train-samples"
+            reporter.say(
+                f"to resume this run, give the same command again{also}; to extend it, raise {length}"
+            )
 
 
 def train(

@@ -126,7 +126,7 @@ def test_flags_without_effect_give_one_warning(capsys: pytest.CaptureFixture[str
             "--cross-entropy-chunk-mib has no effect without --cross-entropy-fusion-impl linear",
         ),
         ("--lr-wsd-decay-iters 3", "--lr-wsd-decay-iters has no effect without --lr-decay-style WSD"),
-        ("--eval-interval 3 --eval-iters 0", "--eval-interval has no effect without --eval-iters"),
+        ("--eval-interval 3 --eval-iters 0", "--eval-interval has no effect without --eval-iters above 0"),
         (
             "--optimizer-offload-fraction 0.5",
             "--optimizer-offload-fraction has no effect without --optimizer-cpu-offload",

@@ -24,7 +24,7 @@ ONE_ERROR = [
     (
         "--zero-stage 2 --pipeline-model-parallel-size 2",
         4,
-        "--zero-stage 2: would reduce all gradients in each of the many micro-batches that PP 2 needs; 1: PP",
+        "--zero-stage 2: would reduce all gradients in each of the many micro-batches that PP 2 needs; use 1",
     ),
     (
         "--zero-stage 3 --pipeline-model-parallel-size 2",

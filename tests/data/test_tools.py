@@ -170,6 +170,7 @@ def test_verify_finds_what_opening_cannot(tmp_path: Path, capsys: pytest.Capture
     path = write_lines(tmp_path / "in.jsonl", 30)
     tool("preprocess_data")(["--input", path, "--output-prefix", str(tmp_path / "d"), *NULL])
     prefix = str(tmp_path / "d_text_document")
+    assert tool("inspect_data")([prefix, "--verify"]) == 0
     content = bytearray(Path(f"{prefix}.bin").read_bytes())
     content[100] ^= 1
     Path(f"{prefix}.bin").write_bytes(content)

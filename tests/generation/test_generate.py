@@ -151,7 +151,18 @@ def tool(*words: str, launcher: Sequence[str] = ()) -> subprocess.CompletedProce
 
 def test_the_command_writes_the_same_under_torchrun(tmp_path_factory: pytest.TempPathFactory) -> None:
     folder = trained("gpt2", tmp_path_factory)
-    words = ("--load", folder, "--prompt", "5 6", "7 8 9", "--max-new-tokens", "5", "--top-p", "0.9")
+    words = (
+        "--load",
+        folder,
+        "--prompt",
+        "5 6",
+        "--prompt",
+        "7 8 9",
+        "--max-new-tokens",
+        "5",
+        "--top-p",
+        "0.9",
+    )
     torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
     spread = tool(*words, "--pipeline-model-parallel-size", "2", launcher=torchrun)
     added = generate(load_model(folder, CPU), [[5, 6], [7, 8, 9]], 5, Sampling(0.8, 50, 0.9, 1234))

@@ -17,6 +17,8 @@ def plan(*flags: str) -> subprocess.CompletedProcess[str]:
 def test_it_draws_and_tells_the_textbook_bubble(tmp_path: Path) -> None:
     done = plan("--schedule", "1f1b", "--pp", "4", "--microbatches", "8", "--png", str(tmp_path / "a.png"))
     assert done.returncode == 0, done.stderr
+    assert "F forward, B backward, with the number of the micro-batch\n" in done.stdout
+    assert "time: 33, of which the busiest rank works 24\n" in done.stdout  # 8 + 4 - 1 of 3 each
     assert "bubble: 37.5% of the work" in done.stdout  # (pp - 1) / micro-batches
     assert "micro-batches of a chunk: 4, 3, 2, 1" in done.stdout
     assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")

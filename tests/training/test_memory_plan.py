@@ -168,6 +168,12 @@ def test_flags_of_the_training_run_are_judged_as_there() -> None:
     assert "--tensor-model-parallel-size 8: 1000 processes not divisible" in done.stderr
 
 
+def test_a_size_needs_its_unit() -> None:
+    done = plan("--world-size", "64", "--device-memory", "80")  # not 80 bytes
+    assert done.returncode == 2
+    assert "'80' is no size; give e.g. 80GB or 64GiB" in done.stderr
+
+
 def test_a_run_tells_its_plan_and_what_its_first_step_measured() -> None:
     flags = ("--pipeline-model-parallel-size", "2", "--train-iters", "2", "--eval-iters", "0")
     done = launch("--memory-report", "--group-query-attention", *flags)

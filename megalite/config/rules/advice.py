@@ -56,7 +56,7 @@ def warnings(c: Candidate) -> Iterator[str]:
             "--use-precision-aware-optimizer and --bf16",
         ),
         (("no_save_optim", "save_interval"), config.checkpoint.save is None, "--save"),
-        (("eval_interval",), config.evaluation.eval_iters == 0, "--eval-iters"),
+        (("eval_interval",), config.evaluation.eval_iters == 0, "--eval-iters above 0"),
     ]
     for names, without, needed in idle:
         given = [flag_name(name) for name in names if name in c.given]

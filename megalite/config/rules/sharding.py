@@ -26,7 +26,7 @@ def gradients_are_not_shared_in_a_pipeline(c: Candidate) -> Iterator[Finding]:
             f"would reduce all gradients{' and gather all weights twice' if stage == 3 else ''} in each of "
             f"the many micro-batches that PP {c.pp} needs"
         )
-        yield "zero_stage", stage, rule, "1: PP has divided weights and gradients already"
+        yield "zero_stage", stage, rule, "use 1: PP has divided weights and gradients already"
 
 
 @reads(*STAGE, "overlap_param_gather")

@@ -44,7 +44,11 @@ class DataConfig:
     data_cache_path: str | None = setting(
         None, "Folder for the index files. Default: beside the dataset, which must then be writable."
     )
-    mock_data: bool = setting(False, "Made-up tokens instead of a dataset, for timing and tests.")
+    mock_data: bool = setting(
+        False,
+        "Random tokens instead of a dataset, for timing and tests: there is nothing to learn, the loss stays "
+        "near the logarithm of the vocabulary size.",
+    )
     num_workers: int = setting(
         0,
         "Processes of each rank that read its training data. Differs from Megatron (2): with 0 a thread of "
