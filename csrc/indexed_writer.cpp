@@ -5,14 +5,25 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <sys/file.h>
 
 OutputFile::OutputFile(const std::string &path, int64_t keep) : path_(path), buffer_(kCapacity) {
-    const int create = keep < 0 ? O_CREAT | O_TRUNC : 0;
-    descriptor_ = ::open(path.c_str(), O_RDWR | O_CLOEXEC | create, 0666);
-    if (descriptor_ < 0) fail(path, ": cannot be opened for writing: ", std::strerror(errno));
-    if (keep < 0) return;
-    struct stat status;
-    if (::fstat(descriptor_, &status) != 0 || status.st_size < keep) {
+    struct stat status, named;
+    while (true) {
+        descriptor_ = ::open(path.c_str(), O_RDWR | O_CLOEXEC | (keep < 0 ? O_CREAT : 0), 0666);
+        if (descriptor_ < 0) fail(path, ": cannot be opened for writing: ", std::strerror(errno));
+        if (::flock(descriptor_, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) { // some file systems have no locks
+            ::close(descriptor_);
+            fail(path, ": another process is writing this output");
+        }
+        // Another may have given it its final name between the two calls: what is that must not be cut.
+        if (::fstat(descriptor_, &status) == 0 && ::stat(path.c_str(), &named) == 0 && status.st_ino == named.st_ino &&
+            status.st_dev == named.st_dev)
+            break;
+        ::close(descriptor_);
+    }
+    if (keep < 0) keep = 0;
+    if (status.st_size < keep) {
         ::close(descriptor_);
         fail(path, ": expected at least the ", keep, " bytes of the interrupted run, found ", status.st_size);
     }
@@ -93,9 +104,9 @@ int64_t kept(const WriterState *resume, int64_t bytes) { return resume == nullpt
 
 IndexedWriter::IndexedWriter(const std::string &prefix, const std::string &dtype, const WriterState *resume)
     : prefix_(prefix), type_(token_type(dtype)), state_(resume == nullptr ? WriterState() : *resume),
+      boundaries_(partial(prefix + ".boundaries"), kept(resume, 8 * state_.documents)),
       bin_(partial(prefix + ".bin"), kept(resume, state_.tokens * static_cast<int64_t>(type_.bytes))),
-      idx_(partial(prefix + ".idx"), kept(resume, static_cast<int64_t>(kHeaderBytes) + 4 * state_.sequences)),
-      boundaries_(partial(prefix + ".boundaries"), kept(resume, 8 * state_.documents)) {
+      idx_(partial(prefix + ".idx"), kept(resume, static_cast<int64_t>(kHeaderBytes) + 4 * state_.sequences)) {
     bin_.keep_checksum(state_.checksum);
     if (resume == nullptr) {
         const uint8_t place[kHeaderBytes] = {};
@@ -166,9 +177,10 @@ void IndexedWriter::publish(bool sync) {
     idx_.flush(sync);
     bin_.close();
     idx_.close();
-    boundaries_.close();
+    std::remove((prefix_ + ".idx").c_str()); // or a kill in between would leave an earlier index beside the new tokens
     for (const char *name : {".bin", ".idx"}) // the .idx last: without it there is no dataset
         if (std::rename(partial(prefix_ + name).c_str(), (prefix_ + name).c_str()) != 0)
             fail(prefix_, name, ": cannot be given its final name: ", std::strerror(errno));
     std::remove(boundaries_.path().c_str());
+    boundaries_.close(); // it was opened first, so that until here its lock kept others from all three
 }

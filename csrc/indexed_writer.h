@@ -12,7 +12,7 @@
 // A file written from front to back through one buffer.
 class OutputFile {
   public:
-    // Creates `path`, or with keep >= 0 opens it and cuts it to that many bytes.
+    // Creates `path`, or with keep >= 0 opens it and cuts it to that many bytes. Throws when another process has it open.
     OutputFile(const std::string &path, int64_t keep);
     // From now on checksum() is kept; `so_far` is that of what the file holds.
     void keep_checksum(uint32_t so_far) {
@@ -79,5 +79,5 @@ class IndexedWriter {
     const TokenType &type_;
     WriterState state_;
     int64_t boundary_ = 0; // where the last document ends
-    OutputFile bin_, idx_, boundaries_; // idx_ holds the header's place and the lengths until publish() adds the rest
+    OutputFile boundaries_, bin_, idx_; // idx_ holds the header's place and the lengths until publish() adds the rest
 };

@@ -76,6 +76,12 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
         parser.error("give dataset prefixes to describe, or --data-path to see what a run draws")
     if args.iteration is not None and args.global_batch_size is None:
         parser.error("--iteration needs --global-batch-size")
+    least = {"seq-length": 1, "global-batch-size": 1}
+    least |= {f"{split}-samples": 0 for split in ("train", "valid", "test")}
+    for name, low in least.items():
+        value = getattr(args, name.replace("-", "_"))
+        if value is not None and value < low:
+            parser.error(f"--{name} {value}: expected {low} or more")
     return args
 
 
@@ -231,7 +237,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             or args.data_args_path
         ):
             show_run(args)
-    except DataError as error:
+    except (DataError, OSError) as error:
         print(f"inspect_data: error: {error}", file=sys.stderr)
         return 1
     return 0

@@ -45,7 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     try:
         state = merge(find_datasets(args.input), args.output_prefix, lambda prefix: print(f"{prefix}: done"))
-    except DataError as error:
+    except (DataError, OSError) as error:
         print(f"merge_datasets: error: {error}", file=sys.stderr)
         return 1
     print(

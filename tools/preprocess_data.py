@@ -134,7 +134,10 @@ def partition_of(args: argparse.Namespace) -> tuple[int, int] | None:
         raise DataError(f"--partitions {args.partitions}: expected 1 or more")
     index, task = args.partition_index, os.environ.get("SLURM_ARRAY_TASK_ID")
     if index is None and task is not None:
-        index = int(task) - int(os.environ.get("SLURM_ARRAY_TASK_MIN", "0"))
+        first = os.environ.get("SLURM_ARRAY_TASK_MIN", "0")
+        if not (task.isdecimal() and first.isdecimal()):
+            raise DataError(f"SLURM_ARRAY_TASK_ID {task!r}, SLURM_ARRAY_TASK_MIN {first!r}: expected numbers")
+        index = int(task) - int(first)
     return None if index is None else (index, args.partitions)
 
 

@@ -32,6 +32,8 @@ def parse_blend(items: Sequence[str]) -> Blend:
         raise ValueError(f"{odd!r} stands where a weight is expected")
     if any(not math.isfinite(weight) or weight < 0 for weight in weights):
         raise ValueError(f"weights must be finite and >= 0, not {' '.join(items[0::2])}")
+    if not math.isfinite(sum(weights)):
+        raise ValueError(f"the sum of the weights {' '.join(items[0::2])} is not finite")
     if sum(weights) == 0:
         raise ValueError("at least one weight must be > 0")
     return Blend(tuple(items[1::2]), tuple(weights))

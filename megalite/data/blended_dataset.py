@@ -121,7 +121,7 @@ def cached_blend_index(
         return blend_index(weights, size)
     description = {"kind": "blend", "weights": [weight.hex() for weight in weights], "size": size}
     given = np.array(weights, dtype=np.float64)
-    return _cached_index(cache, description, size, lambda made: _C.fill_blend(*made, given))
+    return _cached_index(cache, description, len(weights), size, lambda made: _C.fill_blend(*made, given))
 
 
 def cached_exhaustive_index(
@@ -133,15 +133,24 @@ def cached_exhaustive_index(
     count = sum(sizes) if count is None else min(count, sum(sizes))
     description = {"kind": "exhaustive blend", "sizes": list(sizes), "size": count}
     given = np.array(sizes, dtype=np.int64)
-    return _cached_index(cache, description, count, lambda made: _C.fill_exhaustive_blend(*made, given))
+    return _cached_index(
+        cache, description, len(sizes), count, lambda made: _C.fill_exhaustive_blend(*made, given)
+    )
 
 
 def _cached_index(
-    cache: Path, description: dict[str, object], size: int, build: Callable[[list[np.ndarray]], None]
+    cache: Path,
+    description: dict[str, object],
+    count: int,
+    size: int,
+    build: Callable[[list[np.ndarray]], None],
 ) -> tuple[np.ndarray, np.ndarray]:
+    """Of `size` samples of `count` datasets."""
     specs = [
         ArraySpec("dataset_index", np.dtype(np.int16), (size,)),
         ArraySpec("dataset_sample_index", np.dtype(np.int64), (size,)),
     ]
     datasets, samples = cached_arrays(cache, description, specs, build)
+    if size and not (datasets.min() >= 0 and datasets.max() < count):
+        raise DataError(f"{cache}: an index there is damaged; remove the folder, it is built again")
     return datasets, samples

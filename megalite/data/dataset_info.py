@@ -88,5 +88,5 @@ def read_info(prefix: str) -> DatasetInfo | None:
         return DatasetInfo(**{**content, "sources": tuple(content["sources"]), "partition": partition})
     except (ValueError, TypeError, KeyError) as error:
         raise DataError(
-            f"{path}: cannot be read as a dataset's description: {error}; remove it to go on without"
+            f"{path}: cannot be read as a dataset's description: {error}; move it away to go on without"
         ) from None

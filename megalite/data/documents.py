@@ -9,12 +9,16 @@ import orjson
 from megalite.data.errors import DataError
 
 
-def parse_document(content: bytes | dict[str, object], kind: str, keys: Sequence[str]) -> list[list[str]]:
+def parse_document(
+    content: bytes | dict[str, object] | DataError, kind: str, keys: Sequence[str]
+) -> list[list[str]]:
     """The texts under each of `keys` in one record; a key may be `outer.inner`.
 
     `kind`: "json" for a JSON line, "text" for UTF-8 text (its key is `text`), "parquet" for a row. A
     string is a document of one sequence, a list of strings one of several. Raises DataError.
     """
+    if isinstance(content, DataError):
+        raise content
     if isinstance(content, dict):
         record: object = content
     elif kind == "json":
@@ -61,7 +65,8 @@ def _texts(value: object, key: str) -> list[str]:
 
 def _kind(value: object) -> str:
     names = {dict: "an object", list: "a list", str: "a string", bool: "a boolean", type(None): "null"}
-    return names.get(type(value), "a number")
+    names |= {int: "a number", float: "a number"}
+    return names.get(type(value), f"a value of type {type(value).__name__}")  # columns have more than JSON
 
 
 def _excerpt(content: bytes) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 
 from megalite.data.documents import parse_document
 from megalite.data.errors import DataError
-from megalite.data.inputs import STDIN, Part
+from megalite.data.inputs import Part, read_once
 from megalite.data.records import read_records
 from megalite.data.tokenizer import Tokenizer
 from megalite.data.tokenizer.fastokens import FastokensEngine
@@ -40,7 +40,7 @@ def choose_engine(
         engine: Tokenizer = GigatokenEngine(reference) if name == "gigatoken" else FastokensEngine(reference)
         check_engine(engine, reference, inputs, keys)
         return engine, name
-    files = [part.path for part in inputs if part.path != STDIN]
+    files = [part.path for part in inputs if not read_once(part.path)]
     if len(files) < len(inputs) or sum(os.path.getsize(path) for path in files) < AUTO_BYTES:
         return reference, "library"
     try:
@@ -57,8 +57,10 @@ def check_engine(
     """Raises DataError when `engine` gives other ids than `reference` for hard text, made up, or for the
     first documents of `inputs`.
     """
-    if any(part.path == STDIN for part in inputs):
-        raise DataError("--engine: what standard input brings cannot be checked before; give a file")
+    if any(read_once(part.path) for part in inputs):
+        raise DataError(
+            "--engine: what standard input or a pipe brings cannot be checked before; give a file"
+        )
     compare(engine, reference, [*hard_texts(reference), *first_texts(inputs, keys)])
 
 

@@ -110,7 +110,10 @@ class DatasetWriter:
         return self.state
 
     def publish(self) -> None:
-        """Complete the index and give both files their final names."""
+        """Complete the index and give both files their final names, in place of earlier ones and their
+        description.
+        """
+        Path(f"{self.prefix}.json").unlink(missing_ok=True)
         self._writer.publish(self.sync)
         self._published = True
 

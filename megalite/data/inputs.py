@@ -24,6 +24,11 @@ class Part(NamedTuple):
     end: int = -1
 
 
+def read_once(path: str) -> bool:
+    """Whether what is read from `path` is gone: standard input, a pipe."""
+    return path == STDIN or Path(path).is_fifo()
+
+
 def find_inputs(patterns: Sequence[str], text_format: str = "text", forced: str | None = None) -> list[Part]:
     """The files that `patterns` name: files, folders (all files in them) and globs, sorted inside each;
     `-` is standard input.
@@ -38,6 +43,8 @@ def find_inputs(patterns: Sequence[str], text_format: str = "text", forced: str 
             name = name.rsplit(".", 1)[0]
         by_name = text_format if name.endswith(".txt") else "parquet" if name.endswith(".parquet") else "json"
         parts.append(Part(path, forced or by_name))
+    if [part.path for part in parts].count(STDIN) > 1:
+        raise DataError(f"--input {STDIN}: standard input can be read only once")
     return parts
 
 
@@ -68,8 +75,8 @@ def take_partition(parts: Sequence[Part], index: int, partitions: int) -> list[P
     """
     if not 0 <= index < partitions:
         raise DataError(f"--partition-index {index}: expected 0 to {partitions - 1}")
-    if any(part.path == STDIN for part in parts):
-        raise DataError("--partitions: standard input cannot be read in parts")
+    if once := [part.path for part in parts if read_once(part.path)]:
+        raise DataError(f"--partitions: standard input and pipes cannot be read in parts: {once[0]}")
     sizes = [os.path.getsize(part.path) for part in parts]
     total = sum(sizes)
     low, high = total * index // partitions, total * (index + 1) // partitions
@@ -79,7 +86,7 @@ def take_partition(parts: Sequence[Part], index: int, partitions: int) -> list[P
         if part.format == "json" and not part.path.endswith(COMPRESSED):
             if start < end:
                 taken.append(part._replace(start=start, end=end))
-        elif low <= position < high:
-            taken.append(part)
+        elif low <= position < high or (position == total and index == partitions - 1):
+            taken.append(part)  # at the very end stand empty files, which may be documents
         position += size
     return taken

@@ -69,4 +69,7 @@ def draw_png(bins: list[Bin], title: str, path: Path) -> None:
     axes.set_ylabel("%")
     axes.set_title(title)
     axes.legend()
-    figure.savefig(path, dpi=120)
+    try:
+        figure.savefig(path, dpi=120)
+    except ValueError as error:  # an extension that names no kind of picture
+        raise DataError(f"--histogram-png {path}: {error}") from None

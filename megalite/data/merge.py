@@ -4,6 +4,7 @@ have written.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
@@ -26,8 +27,9 @@ def merge(
     """
     if not prefixes:
         raise DataError("nothing to merge: no dataset was found")
-    if output_prefix in prefixes:
+    if os.path.realpath(output_prefix) in {os.path.realpath(prefix) for prefix in prefixes}:
         raise DataError(f"{output_prefix}: the output is one of the inputs")
+    read_info(output_prefix)  # a file of its name that is no description is not written over
     info = _common_info(prefixes)
     dtype = _common_dtype(prefixes)
     with DatasetWriter(output_prefix, dtype) as writer:

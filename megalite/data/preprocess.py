@@ -11,6 +11,7 @@ in the same bytes.
 
 from __future__ import annotations
 
+import os
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -35,6 +36,7 @@ BATCH_BYTES = 1 << 20
 BATCH_DOCUMENTS = 2048
 IN_FLIGHT_BYTES = 64 << 20
 CHECKPOINT_SECONDS = 20.0
+OUTPUT_SUFFIXES = ("bin", "idx", "boundaries", "json")
 
 
 @dataclass(frozen=True)
@@ -120,6 +122,7 @@ def preprocess(
     Continues an interrupted run of the same plan over the same inputs. Raises DataError naming file and line
     for input that cannot be used; what was done until then stays for the next run.
     """
+    _check_outputs(plan)
     eod = tokenizer.check_eod() if plan.append_eod else None
     dtype = plan.dtype or token_dtype(tokenizer.vocab_size)
     state = RunState(plan.stem, plan.inputs, _recipe(plan, tokenizer, dtype))
@@ -160,6 +163,21 @@ def preprocess(
     return infos
 
 
+def _check_outputs(plan: PreprocessPlan) -> None:
+    """Raises DataError when two keys would be one dataset, or an input is a file that will be written."""
+    if len(set(plan.json_keys)) < len(plan.json_keys):
+        raise DataError(f"--json-keys {' '.join(plan.json_keys)}: each key once, as each is a dataset")
+    names = [f"{plan.prefix(key)}.{suffix}" for key in plan.json_keys for suffix in OUTPUT_SUFFIXES]
+    names += [f"{plan.stem}.{suffix}" for suffix in ("skipped.jsonl", "progress.json")]
+    written = {os.path.realpath(f"{name}{end}") for name in names for end in ("", ".partial")}
+    for part in plan.inputs:
+        if os.path.realpath(part.path) in written:
+            raise DataError(
+                f"{part.path}: an input, but also an output of this command; give an --output-prefix that "
+                "lies in none of the folders that are read"
+            )
+
+
 def _recipe(plan: PreprocessPlan, tokenizer: Tokenizer, dtype: str) -> dict[str, object]:
     """Everything but the inputs that decides the bytes."""
     return {
@@ -191,7 +209,8 @@ def _read_batches(plan: PreprocessPlan, start: Place) -> Iterator[_Batch]:
             input_bytes += record.size
             batch.text_bytes += record.size
             batch.place = Place(number, record.number, record.offset, documents, input_bytes)
-            if batch.text_bytes >= BATCH_BYTES or len(batch.documents) >= BATCH_DOCUMENTS:
+            records = len(batch.documents) + len(batch.skipped)
+            if batch.text_bytes >= BATCH_BYTES or records >= BATCH_DOCUMENTS:
                 yield batch
                 batch = None
         if batch is not None:

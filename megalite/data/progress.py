@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from megalite.data.inputs import COMPRESSED, STDIN, Part
+from megalite.data.inputs import COMPRESSED, Part, read_once
 from megalite.data.preprocess import Progress
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ class ProgressDisplay:
         second.
         """
         unknown = any(
-            part.path == STDIN or part.path.endswith(COMPRESSED) or part.format == "parquet"
+            read_once(part.path) or part.path.endswith(COMPRESSED) or part.format == "parquet"
             for part in inputs
         )
         self._total = None if unknown else sum(_bytes(part) for part in inputs)
@@ -38,7 +38,7 @@ class ProgressDisplay:
         self._bar: Bar | None = None
 
     def __enter__(self) -> ProgressDisplay:
-        if sys.stderr.isatty():
+        if sys.stderr is not None and sys.stderr.isatty():
             from rich.console import Console
             from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeRemainingColumn
             from rich.progress import Progress as Bar

@@ -4,6 +4,7 @@ compressed.
 
 from __future__ import annotations
 
+import functools
 import gzip
 import io
 import sys
@@ -29,7 +30,7 @@ class Record(NamedTuple):
     size: int
     """Bytes of it."""
     content: Any
-    """A line or text as bytes, or a row as dict."""
+    """A line or text as bytes, a row as dict, or the DataError that it raised."""
 
 
 def read_records(part: Part, keys: Sequence[str], skip: int = 0, offset: int = 0) -> Iterator[Record]:
@@ -59,19 +60,22 @@ def read_records(part: Part, keys: Sequence[str], skip: int = 0, offset: int = 0
 
 
 def line_number(part: Part, number: int) -> int:
-    """Line in the file of the record `number` of `part`; reads what stands before the part."""
-    if part.start == 0:
-        return number
+    """Line in the file of the record `number` of `part`; reads what stands before the part, once."""
+    return number if part.start == 0 else number + _lines_before(part.path, part.start)
+
+
+@functools.lru_cache(maxsize=16)
+def _lines_before(path: str, start: int) -> int:
     before = 0
-    with open(part.path, "rb") as file:
-        first = _first_line_start(file, part.start)
+    with open(path, "rb") as file:
+        first = _first_line_start(file, start)
         file.seek(0)
         left = first
         while left > 0:
             chunk = file.read(min(left, READ_BYTES))
             before += chunk.count(b"\n")
             left -= len(chunk)
-    return before + number
+    return before
 
 
 def _lines(stream: BinaryIO, part: Part, skip: int, offset: int) -> Iterator[Record]:
@@ -139,7 +143,7 @@ def _read_rows(path: str, keys: Sequence[str], skip: int) -> Iterator[Record]:
                 if number + batch.num_rows <= skip:
                     number += batch.num_rows
                     continue
-                for row in batch.to_pylist():
+                for row in _rows(batch):
                     number += 1
                     if number > skip:
                         yield Record(number, number, size, row)
@@ -147,10 +151,22 @@ def _read_rows(path: str, keys: Sequence[str], skip: int) -> Iterator[Record]:
         raise DataError(f"{path}: after row {number}: cannot be read: {error}") from None
 
 
+def _rows(batch: Any) -> list[Any]:
+    """The rows of a RecordBatch as dicts; a DataError where one holds text that is none."""
+    try:
+        return list(batch.to_pylist())
+    except UnicodeDecodeError as error:
+        if batch.num_rows == 1:
+            return [DataError(f"not valid UTF-8: {error.reason} at byte {error.start}")]
+        return [row for i in range(batch.num_rows) for row in _rows(batch.slice(i, 1))]
+
+
 def _open(path: str) -> tuple[BinaryIO, tuple[type[Exception], ...]]:
     """The uncompressed bytes of `path`, and the exceptions that reading them may raise."""
     try:
         if path == STDIN:
+            if sys.stdin is None:
+                raise DataError("--input -: standard input is closed")
             return sys.stdin.buffer, (OSError,)
         if path.endswith(".gz"):
             return io.BufferedReader(gzip.GzipFile(path, "rb"), READ_BYTES), (OSError, EOFError, zlib.error)

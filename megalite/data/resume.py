@@ -11,7 +11,7 @@ from typing import NamedTuple
 import orjson
 
 from megalite.data.indexed_dataset import WriterState
-from megalite.data.inputs import STDIN, Part
+from megalite.data.inputs import Part, read_once
 
 
 class Place(NamedTuple):
@@ -49,7 +49,7 @@ class RunState:
     def __init__(self, output_prefix: str, inputs: Sequence[Part], recipe: dict[str, object]) -> None:
         """`recipe`: everything but the inputs that decides the output."""
         self.path = Path(f"{output_prefix}.progress.json")
-        self._resumable = all(part.path != STDIN for part in inputs)
+        self._resumable = not any(read_once(part.path) for part in inputs)
         files = [_stamp(part) for part in inputs] if self._resumable else []
         text = orjson.dumps({"recipe": recipe, "inputs": files}, option=orjson.OPT_SORT_KEYS)
         self.run = hashlib.blake2b(text, digest_size=16).hexdigest()

@@ -1,0 +1,246 @@
+"""What once lost, doubled or overwrote data, took memory without bound, or ended in a traceback."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from megalite.config.blend import parse_blend
+from megalite.data import records as records_module
+from megalite.data.blended_dataset import cached_blend_index
+from megalite.data.dataset_info import read_info
+from megalite.data.engine_check import check_engine, choose_engine
+from megalite.data.errors import DataError
+from megalite.data.indexed_dataset import DatasetWriter, open_dataset
+from megalite.data.inputs import Part, find_inputs, take_partition
+from megalite.data.merge import merge
+from megalite.data.preprocess import BATCH_DOCUMENTS, PreprocessPlan, _read_batches, preprocess
+from megalite.data.records import line_number, read_records
+from megalite.data.resume import Place, RunState
+from megalite.data.tokenizer.byte_level import ByteLevelTokenizer
+from tests.data.corpora import write_dataset
+
+TOOLS = Path(__file__).parents[2] / "tools"
+
+
+def lines(path: Path, count: int = 3) -> str:
+    path.write_text("".join(json.dumps({"text": str(i)}) + "\n" for i in range(count)))
+    return str(path)
+
+
+def run(inputs: Sequence[Part], prefix: Path, **fields: object) -> None:
+    preprocess(PreprocessPlan(inputs, str(prefix), **fields), ByteLevelTokenizer())  # type: ignore[arg-type]
+
+
+def command(tool: str, *args: object, shell: str = "") -> subprocess.CompletedProcess[str]:
+    """A tool with `shell` behind its arguments."""
+    line = ["sh", "-c", f'exec "$@" {shell}', "sh", sys.executable, str(TOOLS / f"{tool}.py")]
+    return subprocess.run(
+        [*line, *map(str, args)], capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False
+    )
+
+
+def test_nothing_of_a_pipe_is_read_before_the_run(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    part = Part(str(pipe), "json")
+    with pytest.raises(DataError, match="cannot be checked before"):
+        check_engine(ByteLevelTokenizer(), ByteLevelTokenizer(), [part], ["text"])
+    (tmp_path / "large.txt").touch()
+    os.truncate(tmp_path / "large.txt", 1 << 30)
+    inputs = [part, Part(str(tmp_path / "large.txt"), "text")]
+    assert choose_engine("auto", ByteLevelTokenizer(), inputs, ["text"])[1] == "library"
+
+
+def test_a_pipe_is_not_read_in_parts_and_not_again(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with pytest.raises(DataError, match=f"cannot be read in parts: {pipe}"):
+        take_partition([Part(str(pipe), "json")], 0, 2)
+    state = RunState(str(tmp_path / "out"), [Part(str(pipe), "json")], {})
+    state.path.write_text(
+        json.dumps({"run": state.run, "place": list(Place()), "written": [[]], "skipped": [0, 0]})
+    )
+    assert state.load() is None  # what a killed run took from it is gone
+    writer = threading.Thread(target=pipe.write_text, args=('{"text": "ab"}\n',))
+    writer.start()
+    run([Part(str(pipe), "json")], tmp_path / "out")
+    writer.join()
+    assert open_dataset(str(tmp_path / "out_text_document")).tokens == 2
+
+
+def test_empty_files_at_the_end_belong_to_the_last_partition(tmp_path: Path) -> None:
+    for name, text in (("a", ""), ("b", "hello"), ("c", ""), ("d", "")):
+        (tmp_path / f"{name}.txt").write_text(text)
+    whole = find_inputs([str(tmp_path)])
+    for partitions in (1, 2, 3, 9):
+        assert [part for i in range(partitions) for part in take_partition(whole, i, partitions)] == whole
+    empty = whole[2:]
+    assert [part for i in range(2) for part in take_partition(empty, i, 2)] == empty
+
+
+def test_an_input_is_not_written_over(tmp_path: Path) -> None:
+    source = lines(tmp_path / "x_text_document.json")
+    before = Path(source).read_bytes()
+    with pytest.raises(DataError, match=r"x_text_document\.json: an input, but also an output"):
+        run(find_inputs([source]), tmp_path / "x")
+    assert Path(source).read_bytes() == before
+    run(find_inputs([source]), tmp_path / "y")
+    with pytest.raises(DataError, match="an input, but also an output"):
+        run(find_inputs([str(tmp_path)]), tmp_path / "y")  # a folder that holds its own output
+    with pytest.raises(DataError, match="--json-keys text text: each key once"):
+        run(find_inputs([source]), tmp_path / "z", json_keys=["text", "text"])
+    assert not list(tmp_path.glob("z*"))
+
+
+def test_standard_streams_that_are_closed(tmp_path: Path) -> None:
+    flags = ["--tokenizer-type", "ByteLevelTokenizer", "--workers", "1"]
+    closed = command(
+        "preprocess_data", "--input", "-", "--output-prefix", tmp_path / "a", *flags, shell="<&-"
+    )
+    assert (closed.returncode, "standard input is closed" in closed.stderr) == (1, True)
+    assert "Traceback" not in closed.stderr
+    source = lines(tmp_path / "in.jsonl")
+    silent = command(
+        "preprocess_data", "--input", source, "--output-prefix", tmp_path / "b", *flags, shell="2>&-"
+    )
+    assert silent.returncode == 0
+    assert open_dataset(str(tmp_path / "b_text_document")).documents == 3
+    with pytest.raises(DataError, match="standard input can be read only once"):
+        find_inputs(["-", "-"])
+
+
+def test_skipped_records_fill_a_batch(tmp_path: Path) -> None:
+    (tmp_path / "in.jsonl").write_bytes(b"\n" * (3 * BATCH_DOCUMENTS))
+    plan = PreprocessPlan(find_inputs([str(tmp_path / "in.jsonl")]), str(tmp_path / "o"), skip_errors=True)
+    assert [len(batch.skipped) for batch in _read_batches(plan, Place())] == [BATCH_DOCUMENTS] * 3
+
+
+def test_the_lines_before_a_part_are_counted_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    part = Part(lines(tmp_path / "in.jsonl", 100), "json", start=400)
+    first = line_number(part, 1)
+    monkeypatch.setattr(records_module, "_first_line_start", None)  # reading again would call it
+    assert line_number(part, 5) == first + 4
+
+
+def test_text_of_a_column_that_is_none(tmp_path: Path) -> None:
+    import pyarrow
+    import pyarrow.parquet
+
+    offsets, values = np.array([0, 1, 3, 4], dtype=np.int32), b"a\xff\xfeb"
+    buffers = [None, pyarrow.py_buffer(offsets.tobytes()), pyarrow.py_buffer(values)]
+    column = pyarrow.Array.from_buffers(pyarrow.string(), 3, buffers)
+    pyarrow.parquet.write_table(pyarrow.table({"text": column}), tmp_path / "in.parquet")
+    inputs = find_inputs([str(tmp_path / "in.parquet")])
+    with pytest.raises(DataError, match=r"in\.parquet:2: not valid UTF-8"):
+        run(inputs, tmp_path / "stop")
+    run(inputs, tmp_path / "skip", skip_errors=True)
+    dataset = open_dataset(str(tmp_path / "skip_text_document"))
+    assert dataset.stream().tolist() == list(b"ab")
+    pyarrow.parquet.write_table(pyarrow.table({"text": [b"x"]}), tmp_path / "in.parquet")
+    with pytest.raises(DataError, match="found a value of type bytes"):
+        run(inputs, tmp_path / "bytes")
+    assert [record.number for record in read_records(inputs[0], ["text"])] == [1]
+
+
+def test_a_merge_does_not_eat_its_input(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_dataset(Path("a"), [3, 4])
+    before = Path("a.bin").read_bytes()
+    for name in ("./a", str(tmp_path / "a")):
+        with pytest.raises(DataError, match="the output is one of the inputs"):
+            merge(["a"], name)
+    assert Path("a.bin").read_bytes() == before
+    lines(Path("corpus.json"))
+    with pytest.raises(DataError, match=r"corpus\.json: cannot be read as a dataset's description"):
+        merge(["a"], "corpus")
+    assert not Path("corpus.idx").exists()
+
+
+def test_a_description_does_not_outlive_its_dataset(tmp_path: Path) -> None:
+    run(find_inputs([lines(tmp_path / "in.jsonl")]), tmp_path / "x")
+    with_info = str(tmp_path / "x_text_document")
+    without = write_dataset(tmp_path / "y", [3, 4])
+    out = str(tmp_path / "out")
+    merge([with_info], out)
+    assert read_info(out) is not None
+    merge([without], out)
+    assert read_info(out) is None
+
+
+def test_two_processes_do_not_write_one_dataset(tmp_path: Path) -> None:
+    prefix = str(tmp_path / "out")
+    writer = DatasetWriter(prefix, "uint16", sync=False)
+    source = write_dataset(tmp_path / "a", [3, 4])
+    other = command("merge_datasets", "--input", source, "--output-prefix", prefix)
+    assert (other.returncode, "another process is writing this output" in other.stderr) == (1, True)
+    writer.add(np.array([1, 2]), np.array([2], dtype=np.int32))
+    writer.publish()
+    assert open_dataset(prefix).stream().tolist() == [1, 2]
+    assert command("merge_datasets", "--input", source, "--output-prefix", prefix).returncode == 0
+    assert open_dataset(prefix).tokens == 7
+
+
+def test_an_index_never_stands_beside_tokens_of_another_run(tmp_path: Path) -> None:
+    prefix = write_dataset(tmp_path / "out", [3, 4], seed=1)
+
+    Path(f"{prefix}.bin").unlink()
+    Path(f"{prefix}.bin").mkdir()  # the first rename fails, as if the run were killed there
+    with pytest.raises(DataError, match="cannot be given its final name"):
+        write_dataset(tmp_path / "out", [3, 4], seed=2)
+
+    assert not Path(f"{prefix}.idx").exists()
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--seq-length", "0"], "--seq-length 0: expected 1 or more"),
+        (["--train-samples", "-5"], "--train-samples -5: expected 0 or more"),
+        (["--iteration", "1", "--global-batch-size", "0"], "--global-batch-size 0: expected 1 or more"),
+        (["--dump", "/nowhere/x.npz"], "No such file or directory: '/nowhere/x.npz.partial'"),
+    ],
+)
+def test_inspect_data_says_what_is_wrong(tmp_path: Path, flags: Sequence[str], message: str) -> None:
+    prefix = write_dataset(tmp_path / "a", [30, 40])
+    found = command("inspect_data", "--data-path", prefix, "--split", "1", "--seq-length", "8", *flags)
+    assert found.returncode != 0
+    assert message in found.stderr
+    assert "Traceback" not in found.stderr
+
+
+def test_a_picture_of_no_kind(tmp_path: Path) -> None:
+    found = command("inspect_data", write_dataset(tmp_path / "a", [3]), "--histogram-png", tmp_path / "x.foo")
+    assert (found.returncode, "Traceback" in found.stderr) == (1, False)
+    assert "Format 'foo' is not supported" in found.stderr
+
+
+def test_a_slurm_task_that_is_no_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLURM_ARRAY_TASK_ID", "4294967294x")
+    flags = ["--tokenizer-type", "ByteLevelTokenizer", "--partitions", "2"]
+    found = command(
+        "preprocess_data", "--input", lines(tmp_path / "in.jsonl"), "--output-prefix", tmp_path / "o", *flags
+    )
+    assert (found.returncode, "expected numbers" in found.stderr) == (1, True)
+
+
+def test_a_damaged_blend_in_the_cache_is_named(tmp_path: Path) -> None:
+    cached_blend_index(tmp_path, [0.5, 0.5], 20)
+    (path,) = tmp_path.glob("*/dataset_index.npy")
+    for wrong in (-1, 2):
+        np.save(path, np.full(20, wrong, dtype=np.int16))
+        with pytest.raises(DataError, match="an index there is damaged; remove the folder"):
+            cached_blend_index(tmp_path, [0.5, 0.5], 20)
+
+
+def test_weights_whose_sum_overflows() -> None:
+    with pytest.raises(ValueError, match="the sum of the weights 1e308 1e308 is not finite"):
+        parse_blend(["1e308", "a", "1e308", "b"])
