@@ -138,6 +138,11 @@ def peak_memory_bytes(device: torch.device) -> int:
     return torch.accelerator.max_memory_allocated(device)  # device only
 
 
+def restart_peak_memory(device: torch.device) -> None:
+    """From now on `peak_memory_bytes` of an accelerator tells the most that is held since."""
+    torch.accelerator.reset_peak_memory_stats(device)  # device only
+
+
 def free_memory_bytes(device: torch.device) -> int | None:
     """Bytes that tensors may still take: the accelerator's, or up to this process's or machine's limit."""
     if device.type == "cpu":

@@ -14,6 +14,7 @@ from torch.utils._pytree import tree_leaves
 from megalite.model.rebuild import storage_id
 
 ACTIVATIONS, LOGITS, COMMUNICATION = "activations", "logits and loss", "communication"
+HOST = "host"  # what waits in host memory instead
 
 
 class LiveBytes(TorchDispatchMode):
@@ -23,8 +24,8 @@ class LiveBytes(TorchDispatchMode):
     its way), once however many views it has, and under the `label` that was set when it was made. Storages
     from before the block do not count. What a kernel uses and frees within one operation is not seen.
 
-    `elsewhere`: how many of the bytes are activations that wait in host memory; they do not count.
-    `peak`: the bytes by label at the moment with the most, since `restart`.
+    `elsewhere`: how many of the bytes are activations that wait in host memory; they count as HOST alone.
+    `peak`: the bytes by label at the moment with the most on the device, since `restart`.
     """
 
     def __init__(self, elsewhere: Callable[[], int] = lambda: 0) -> None:
@@ -58,7 +59,9 @@ class LiveBytes(TorchDispatchMode):
             label, storage = self._labels[key], reference()
             if label is not None and storage is not None:
                 total[label] += storage.nbytes()
-        total[ACTIVATIONS] -= self._elsewhere()
+        if hosted := self._elsewhere():
+            total[ACTIVATIONS] -= hosted
+            total[HOST] = hosted
         return total
 
     def restart(self) -> None:
@@ -67,7 +70,7 @@ class LiveBytes(TorchDispatchMode):
 
     def _look(self) -> None:
         now = self.bytes()
-        if now.total() > self.peak.total():
+        if device_bytes(now) > device_bytes(self.peak):
             self.peak = now
 
     def _note(self, leaf: Any, label: str | None) -> None:
@@ -81,3 +84,8 @@ class LiveBytes(TorchDispatchMode):
     def _forget(self, key: int) -> None:
         self._storages.pop(key, None)
         self._labels.pop(key, None)
+
+
+def device_bytes(by_label: Counter[str]) -> int:
+    """Bytes that are not in host memory."""
+    return by_label.total() - by_label[HOST]

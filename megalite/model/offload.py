@@ -26,15 +26,18 @@ class HostMemory:
         self.returning = torch.cuda.Stream(device) if on_gpu else None  # device only
         self._below: weakref.ref[_Layer] | None = None
         self._copies: weakref.WeakSet[_HostCopy] = weakref.WeakSet()
+        self._being_made = 0
 
     def bytes_held(self) -> int:
-        """Bytes in host memory now."""
-        return sum(copy.host.untyped_storage().nbytes() for copy in self._copies)
+        """Bytes in host memory now, those of a copy that is being made among them."""
+        return self._being_made + sum(copy.host.untyped_storage().nbytes() for copy in self._copies)
 
     def copy(self, tensor: torch.Tensor) -> _HostCopy:
         """The whole storage of `tensor`, on its way to the host."""
+        self._being_made = tensor.untyped_storage().nbytes()
         made = _HostCopy(tensor, self)
         self._copies.add(made)
+        self._being_made = 0
         return made
 
     def start_chunk(self) -> None:

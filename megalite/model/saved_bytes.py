@@ -22,7 +22,7 @@ from torch.utils._pytree import tree_leaves
 from megalite.config import ActivationConfig, Config, kv_replicas, stage_layers
 from megalite.data.batch import Batch
 from megalite.model.gpt import StagePlace, build_stages
-from megalite.model.live_bytes import LiveBytes
+from megalite.model.live_bytes import LiveBytes, device_bytes
 from megalite.model.rebuild import storage_id
 from megalite.model.recompute import layer_groups
 from megalite.parallel.buckets import BucketOptions, GradientBuckets
@@ -170,13 +170,13 @@ class _FakeStage:
             output = forward(x)
             edge, gradient = get_gradient_edge(output), torch.ones_like(output)
             del x, output
-            forward_peak = counter.peak.total()
+            forward_peak = device_bytes(counter.peak)
             counter.restart()
-            kept = counter.bytes().total() - gradient.untyped_storage().nbytes()
+            kept = device_bytes(counter.bytes()) - gradient.untyped_storage().nbytes()
             keeps_input, on_host = not reference.expired(), self.stage.recompute.bytes_on_host()
             torch.autograd.backward(edge, gradient)
         flops = counter.flops + self.weight_gradient_flops
-        return Held(kept, keeps_input, on_host, forward_peak, counter.peak.total(), flops)
+        return Held(kept, keeps_input, on_host, forward_peak, device_bytes(counter.peak), flops)
 
 
 class _Counter(LiveBytes):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 
-from megalite.accelerator import clock_of, peak_flops
+from megalite.accelerator import clock_of, free_memory_bytes, peak_flops
 from megalite.config import Config, parameter_count, zero_stage
 from megalite.data.build import Splits
 from megalite.data.errors import DataError
@@ -17,8 +17,10 @@ from megalite.parallel.traffic import TimedTraffic
 from megalite.training.drawn import Drawn, drawn_lines
 from megalite.training.errors import TrainingError
 from megalite.training.evaluation import evaluate_at_the_end, validate
+from megalite.training.memory.account import buffer_bytes
 from megalite.training.memory.plan import plan_memory
 from megalite.training.memory.report import measured_step, plan_lines
+from megalite.training.memory.table import shown
 from megalite.training.metrics import Reporter
 from megalite.training.progress import Progress, load_progress, save_progress, saved_order
 from megalite.training.replicas import check_replicas
@@ -105,7 +107,7 @@ def train(
     saved_at = -1
     measuring = config.logging.memory_report
     plan = plan_memory(config, topology.world_size) if measuring and reporter.enabled else None
-    for line in plan_lines(plan, trainer) if plan is not None else ():
+    for line in plan_lines(plan, free_memory_bytes(topology.device)) if plan is not None else ():
         reporter.say(line)
     while progress.iteration < last:
         rate = learning_rate(schedule, progress.consumed_samples)
@@ -158,16 +160,18 @@ def _description(trainer: Trainer) -> list[str]:
             f"the model has {built:,} parameters, but its configuration says {expected:,}: this is a bug"
         )
     cost = bytes_per_parameter(config.precision)
-    held = cost.held(trainer.buckets.held_elements)
+    held = buffer_bytes(trainer)
+    on_device = held["parameters"] + held["gradients"] + held["optimizer"] - held["offloaded"]
     place = f"tp {topology.tp.size} x pp {topology.pp.size} x dp {topology.dp.size}, {topology.device.type}"
     formula = cost.formula(topology.dp.size, zero_stage(config))
     optimizer, hosted = config.optimizer, []
     if optimizer.optimizer_cpu_offload:
         share = optimizer.optimizer_offload_fraction
-        hosted = [f"optimizer state of {share:.0%} of the parameters: in host memory, updated there"]
+        size = shown(held["offloaded"])
+        hosted = [f"in host memory: {size}, the optimizer state of {share:.0%} of the parameters"]
     return [
         f"model: {built:,} parameters, {config.precision.params_dtype}",
         f"layout: {place}",
-        f"weights, gradients, optimizer: {formula} bytes a parameter, {held / 2**20:.1f} MiB on this rank",
+        f"weights, gradients, optimizer: {formula} bytes a parameter, {shown(on_device)} on this rank",
         *hosted,
     ]

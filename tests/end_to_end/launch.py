@@ -51,7 +51,7 @@ def environment() -> dict[str, str]:
 def command(*flags: str, processes: int = 2, mock: bool = True) -> list[str]:
     """The script with the tiny model's flags; those given come last and override."""
     model = [part for name, value in MODEL_FLAGS.items() for part in (f"--{name}", value)]
-    data = ["--mock-data"] if mock else []
+    data = ["--mock-data", "--no-memory-report"] if mock else ["--no-memory-report"]
     return ["bash", str(SCRIPT), "--nproc-per-node", str(processes), *model, *data, *flags]
 
 

@@ -31,7 +31,7 @@ RUN = (
     "--num-layers 3 --hidden-size 32 --num-attention-heads 4 --ffn-hidden-size 64 --seq-length 8 "
     "--max-position-embeddings 8 --micro-batch-size 4 --global-batch-size 4 --train-iters 3 --eval-iters 0 "
     "--tokenizer-type NullTokenizer --vocab-size 61 --null-tokenizer-eod-id 60 --mock-data --lr 0.3 "
-    "--params-dtype float64 --make-vocab-size-divisible-by 16"
+    "--params-dtype float64 --make-vocab-size-divisible-by 16 --no-memory-report"
 )
 VARIANTS = {
     "gpt2": "",

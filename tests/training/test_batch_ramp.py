@@ -18,7 +18,7 @@ MODEL = (
     "--num-layers 4 --hidden-size 16 --num-attention-heads 2 --ffn-hidden-size 32 --seq-length 8 "
     "--max-position-embeddings 8 --micro-batch-size 2 --tokenizer-type NullTokenizer --vocab-size 31 "
     "--lr 1e-2 --log-interval 1 --eval-iters 1 --eval-interval 4 --mock-data --params-dtype float64 "
-    "--hidden-dropout 0.1"
+    "--hidden-dropout 0.1 --no-memory-report"
 )
 RAMP = "--train-samples 64 --rampup-batch-size 4 4 24 --global-batch-size 16 --lr-warmup-samples 30"
 

@@ -22,7 +22,7 @@ from tools.inspect_data import main as inspect_data
 MODEL = (
     "--num-layers 1 --hidden-size 16 --num-attention-heads 2 --ffn-hidden-size 32 --seq-length 8 "
     "--max-position-embeddings 8 --micro-batch-size 2 --tokenizer-type NullTokenizer "
-    "--vocab-size 31 --lr 1e-2 --log-interval 1 --eval-iters 0"
+    "--vocab-size 31 --lr 1e-2 --log-interval 1 --eval-iters 0 --no-memory-report"
 )
 
 

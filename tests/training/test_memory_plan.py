@@ -10,15 +10,19 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from matplotlib import image
 
-from megalite.config import Config
-from megalite.model.live_bytes import LiveBytes
-from megalite.training.memory.account import buffer_bytes
+import tools.plan
+from megalite.config import Config, parse, replace
+from megalite.model.live_bytes import HOST, LiveBytes, device_bytes
+from megalite.training.memory.account import buffer_bytes, buffers_on_device
 from megalite.training.memory.plan import plan_memory
+from megalite.training.memory.report import MOST_ROWS, plan_lines
 from megalite.training.step import Trainer
-from tests.end_to_end.launch import launch
+from tests.end_to_end.launch import MODEL_FLAGS, launch
 from tests.matrix.batches import microbatches
 from tests.matrix.cases import Layout, Options, make_config, model_for
 from tests.matrix.job import topologies
@@ -31,6 +35,17 @@ CASES = {
     Layout(1, 1, 1): [
         ("gpt2", Options(4, dropout=True), "bfloat16"),
         ("llama", Options(2, linear_cross_entropy=True), "float32"),
+    ],
+    Layout(1, 1, 2): [
+        ("gpt2", Options(4, zero_stage=1, overlap_grad_reduce=True, recompute="full uniform 1"), "bfloat16"),
+        (
+            "llama",
+            Options(2, zero_stage=2, ddp_bucket_size=2000, recompute="selective norm mlp_act rope"),
+            "bfloat16",
+        ),
+        ("mixed", Options(2, zero_stage=3, offload_fraction=0.4), "bfloat16"),
+        ("gpt2", Options(4, offloaded_layers=1, offload_fraction=1.0), "float32"),
+        ("llama", Options(4, offloaded_layers=2, recompute="selective norm mlp_act rope"), "bfloat16"),
     ],
     Layout(2, 1, 2): [
         ("llama", Options(4, sequence_parallel=True, overlap_grad_reduce=True), "bfloat16"),
@@ -56,7 +71,7 @@ def measured(layout: Layout, configs: Sequence[Config]) -> list[tuple[Counter[st
         trainer = Trainer(config, topology)
         mine = microbatches(0, layout, topology.dp.rank, config.batch.micro_batch_size)
         trainer.train_step(mine, 1e-3)
-        with LiveBytes() as live:
+        with LiveBytes(trainer.activation_bytes_on_host) as live:
             trainer.train_step(mine, 1e-3)
         found.append((buffer_bytes(trainer), live.peak))
     return found
@@ -69,7 +84,10 @@ def test_the_plan_is_what_a_training_step_holds_on_every_rank(layout: Layout, po
         make_config(model_for(variant, layout, options), layout, options, dtype)
         for variant, options, dtype in cases
     ]
+    if layout.data > 1:
+        configs[-1] = replace(configs[-1], grad_reduce_in_bf16=True)
     results = pool.run(layout.ranks, measured, layout, configs)
+    wrong = []
     for index, config in enumerate(configs):
         plan = plan_memory(config, layout.ranks)
         for rank in range(layout.ranks):
@@ -77,14 +95,19 @@ def test_the_plan_is_what_a_training_step_holds_on_every_rank(layout: Layout, po
             account = plan.ranks[layout.coordinates(rank)[1]].account
             assert account.parameters == buffers["parameters"]
             assert account.gradients == buffers["gradients"]
-            assert account.optimizer == buffers["optimizer"]
-            beside = account.total - buffers.total()
+            assert account.optimizer == buffers["optimizer"] - buffers["offloaded"]
+            assert account.host == buffers["offloaded"] + peak[HOST]
+            beside = account.total - buffers_on_device(buffers)
             other_columns = layout.coordinates(rank)[0] > 0  # of the vocabulary than the planned rank's
             hands_itself = config.parallel.pipeline_schedule == "zbv"  # a message: counted once too often
             odd_width = config.model.make_vocab_size_divisible_by == 1  # 31 columns of logits
             inexact = other_columns or hands_itself or odd_width
-            allowed = 0.02 * peak.total() if inexact else SCALARS
-            assert beside == pytest.approx(peak.total(), abs=allowed), (cases[index], rank)
+            allowed = 0.02 * device_bytes(peak) if inexact else SCALARS
+            if config.parallel.zero_stage == 2:
+                allowed = 0.17 * device_bytes(peak)  # of whole gradients before a reduction some are missed
+            if abs(beside - device_bytes(peak)) > allowed:
+                wrong.append((index, rank, beside, device_bytes(peak)))
+    assert not wrong
 
 
 def test_a_storage_counts_once_from_its_making_to_its_last_view() -> None:
@@ -168,10 +191,70 @@ def test_flags_of_the_training_run_are_judged_as_there() -> None:
     assert "--tensor-model-parallel-size 8: 1000 processes not divisible" in done.stderr
 
 
-def test_a_size_needs_its_unit() -> None:
-    done = plan("--world-size", "64", "--device-memory", "80")  # not 80 bytes
-    assert done.returncode == 2
-    assert "'80' is no size; give e.g. 80GB or 64GiB" in done.stderr
+TINY = [part for name, value in MODEL_FLAGS.items() for part in (f"--{name}", value)]
+TINY += ["--group-query-attention", "--seq-length", "64", "--max-position-embeddings", "64"]
+
+
+def told(monkeypatch: pytest.MonkeyPatch, *flags: str) -> int:
+    """Exit code of `tools/plan.py memory`, in this process."""
+    monkeypatch.setattr(sys, "argv", ["plan.py", "memory", *TINY, *flags])
+    return tools.plan.main()
+
+
+def test_the_verdict_for_a_device_and_its_advice_followed_literally(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    world = ("--world-size", "2", "--bf16")
+    assert told(monkeypatch, *world, "--json") == 0
+    (rank,) = json.loads(capsys.readouterr().out)["ranks"]
+    need = rank["bytes"]["total"]
+    assert told(monkeypatch, *world, "--device-memory", f"{2 * need / 1000}KB") == 0
+    assert capsys.readouterr().err.startswith("fits: ")
+    size = ("--device-memory", f"{need / 1000}KB")  # of which 90 % may be used
+    assert told(monkeypatch, *world, *size) == 1
+    title, *advice = capsys.readouterr().err.splitlines()
+    assert title.startswith("does not fit: ")
+    assert "what would help, the cheapest first" in title
+    assert advice[0].startswith("  1. --zero-stage 1: saves ")
+    found = re.fullmatch(r"  \d+\. (--.*): saves .*, needs .*, fits; .*", advice[-1])
+    assert found is not None, advice
+    assert all("does not fit alone" in line for line in advice[:-1])
+    assert told(monkeypatch, *world, *size, *found[1].split()) == 0
+
+
+@pytest.mark.parametrize("size", ["much", "80"])  # not 80 bytes
+def test_a_size_needs_its_unit(
+    size: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as leaving:
+        told(monkeypatch, "--device-memory", size)
+    assert leaving.value.code == 2
+    assert f"'{size}' is no size; give e.g. 80GB or 64GiB" in capsys.readouterr().err
+
+
+def test_the_picture_has_a_row_of_bars_for_each_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    heights = []
+    for ranks in ("1", "2"):
+        path = tmp_path / f"{ranks}.png"
+        sizes = ("--world-size", ranks, "--pipeline-model-parallel-size", ranks)
+        assert told(monkeypatch, *sizes, "--png", str(path)) == 0
+        pixels = image.imread(path)
+        assert len(np.unique(pixels.reshape(-1, pixels.shape[-1]), axis=0)) > 5  # a colour a purpose
+        heights.append(pixels.shape[0])
+    assert heights[0] < heights[1]
+
+
+def test_a_run_that_will_not_fit_is_warned_and_its_table_is_short() -> None:
+    flags = [*TINY, "--mock-data", "--num-layers", "12", "--pipeline-model-parallel-size", "12"]
+    planned = plan_memory(parse([*flags, "--global-batch-size", "24"], 12), 12)
+    largest = planned.largest.account
+    beside = largest.activations + largest.working + largest.logits_and_loss + largest.communication
+    (table,) = plan_lines(planned, beside)
+    assert table.count("\n│") == MOST_ROWS - 1  # the largest is among those that are evenly spread
+    assert f"{MOST_ROWS - 1} of 12 kinds of ranks; tools/plan.py memory shows all" in table
+    assert plan_lines(planned, None) == [table]
+    _, warning = plan_lines(planned, beside - 1)
+    assert warning.startswith("warning: a step needs ")
 
 
 def test_a_run_tells_its_plan_and_what_its_first_step_measured() -> None:

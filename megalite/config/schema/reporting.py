@@ -41,9 +41,10 @@ class LoggingConfig:
         maximum=2,
     )
     memory_report: bool = setting(
-        False,
+        True,
         "Print before training where the bytes of each rank will be, and after the first step what was "
-        "measured. Takes some seconds. tools/plan.py memory tells the same without starting anything.",
+        "measured. Takes a second or more at the start, most with many layers a rank; switch it off for many "
+        "short runs. tools/plan.py memory tells the same without starting anything.",
     )
     tensorboard_dir: str | None = setting(None, "Folder for TensorBoard event files.")
     metrics_file: str | None = setting(

@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields
 
 import torch
 
-from megalite.model.live_bytes import ACTIVATIONS, COMMUNICATION, LOGITS
+from megalite.model.live_bytes import ACTIVATIONS, COMMUNICATION, HOST, LOGITS, device_bytes
 from megalite.model.rebuild import storage_id
 from megalite.training.memory.timeline import Moment
 from megalite.training.step import Trainer
@@ -20,8 +20,8 @@ class Account:
 
     `parameters`, `gradients`, `optimizer`: flat buffers, padding included. `activations`: held from forward
     passes until their backward. `working`: of the operation that runs at the peak. `logits_and_loss`: both,
-    of the last stage's head. `communication`: messages between stages, buffers of collectives. `offloaded`:
-    optimizer state in host memory, on which the device's total does not depend.
+    of the last stage's head. `communication`: messages between stages, buffers of collectives. `host`:
+    offloaded optimizer state and activations in host memory, no part of the device's total.
     """
 
     parameters: int
@@ -31,17 +31,17 @@ class Account:
     working: int = 0
     logits_and_loss: int = 0
     communication: int = 0
-    offloaded: int = 0
+    host: int = 0
 
     @property
     def total(self) -> int:
         """On the device."""
-        return sum(getattr(self, field.name) for field in fields(self)) - self.offloaded
+        return sum(getattr(self, field.name) for field in fields(self)) - self.host
 
 
 def peak(of: Sequence[Moment]) -> Moment:
     """The moment with the most bytes, the first of equals."""
-    return max(of, key=lambda moment: moment.most.total())
+    return max(of, key=lambda moment: device_bytes(moment.most))
 
 
 def account(buffers: Counter[str], moment: Moment) -> Account:
@@ -51,7 +51,7 @@ def account(buffers: Counter[str], moment: Moment) -> Account:
         parameters=buffers["parameters"],
         gradients=buffers["gradients"],
         optimizer=buffers["optimizer"] - buffers["offloaded"],
-        offloaded=buffers["offloaded"],
+        host=buffers["offloaded"] + moment.most[HOST],
         activations=held,
         working=moment.most[ACTIVATIONS] - held,
         logits_and_loss=moment.most[LOGITS],
@@ -68,6 +68,11 @@ def buffer_bytes(trainer: Trainer) -> Counter[str]:
     total = _sizes([*trainer.buckets.buffers(), *states])
     total["communication"] += trainer.buckets.gathered_bytes
     return total + _sizes([("offloaded", tensor) for tensor in trainer.optimizer.offloaded()])
+
+
+def buffers_on_device(buffers: Counter[str]) -> int:
+    """Bytes of `buffer_bytes` that are not in host memory."""
+    return buffers.total() - 2 * buffers["offloaded"]  # which "optimizer" includes
 
 
 def _sizes(tensors: Sequence[tuple[str, torch.Tensor]]) -> Counter[str]:

@@ -46,7 +46,7 @@ def advise(config: Config, world_size: int, available: int, host_is_device: bool
 
     def needed(changed: Config) -> int:
         account = plan_memory(changed, world_size).largest.account
-        return account.total + (account.offloaded if host_is_device else 0)
+        return account.total + (account.host if host_is_device else 0)
 
     before = needed(config)
     found: list[Advice] = []

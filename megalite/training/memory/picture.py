@@ -28,7 +28,7 @@ def draw_png(plan: MemoryPlan, path: Path) -> None:
         accounts = [account(rank.buffers, moment) for moment in rank.moments]
         bottom = [0.0] * len(accounts)
         for (name, label), colour in zip(PURPOSES.items(), COLOURS, strict=True):
-            if name == "offloaded":
+            if name == "host":
                 continue
             heights = [_gib(one, name) for one in accounts]
             axes.bar(range(len(accounts)), heights, 1.0, bottom=bottom, color=colour, label=label)

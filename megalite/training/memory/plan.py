@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from megalite.config import Config, kv_replicas, stage_layers
+from megalite.config import Config, kv_replicas, replace, stage_layers
 from megalite.data.batch import Batch
 from megalite.model.live_bytes import COMMUNICATION, LiveBytes
 from megalite.parallel.topology import planned_topology
@@ -89,6 +89,10 @@ def plan_memory(config: Config, world_size: int) -> MemoryPlan:
 
 
 def _measure(config: Config, world_size: int, pipeline_rank: int) -> _Stage:
+    if config.optimizer.optimizer_impl == "apex":  # runs on GPUs only; its state is as large
+        config = replace(config, optimizer_impl="auto")
+    if config.precision.gradient_accumulation_fusion_impl == "apex":
+        config = replace(config, gradient_accumulation_fusion_impl="native")
     parallel, device = config.parallel, torch.device("cpu")
     tensor, pipeline = parallel.tensor_model_parallel_size, parallel.pipeline_model_parallel_size
     first = pipeline_rank * (world_size // pipeline)

@@ -4,21 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from megalite.accelerator import free_memory_bytes, peak_memory_bytes
+from megalite.accelerator import peak_memory_bytes, restart_peak_memory
 from megalite.data.batch import Batch
-from megalite.model.live_bytes import LiveBytes
+from megalite.model.live_bytes import LiveBytes, device_bytes
 from megalite.parallel.everywhere import gather_objects
-from megalite.training.memory.account import buffer_bytes
+from megalite.training.memory.account import buffer_bytes, buffers_on_device
 from megalite.training.memory.plan import MemoryPlan
-from megalite.training.memory.table import as_text, shown
+from megalite.training.memory.table import as_text, chosen_ranks, shown
 from megalite.training.step import StepOutcome, Trainer
 
+MOST_ROWS = 8  # of a table at the start of a run; tools/plan.py memory shows all
 
-def plan_lines(plan: MemoryPlan, trainer: Trainer) -> list[str]:
-    """The table, and a warning when what is still to be allocated is more than there is."""
-    free, largest = free_memory_bytes(trainer.topology.device), plan.largest.account
+
+def plan_lines(plan: MemoryPlan, free: int | None) -> list[str]:
+    """The table, and a warning when what is still to be allocated is more than the `free` bytes, if known."""
+    largest = plan.largest.account
     beside = largest.total - largest.parameters - largest.gradients - largest.optimizer  # these are there
-    lines = [as_text(plan)]
+    lines = [as_text(plan, MOST_ROWS)]
     if free is not None and beside > free:
         lines.append(
             f"warning: a step needs {shown(beside)} beside weights, gradients and optimizer, and "
@@ -43,14 +45,14 @@ def measured_step(
     if device.type == "cpu":
         with LiveBytes(trainer.activation_bytes_on_host) as live:
             outcome = trainer.train_step(microbatches, rate)
-        buffers = buffer_bytes(trainer)
-        measured = buffers.total() - buffers["offloaded"] + live.peak.total()
+        measured = buffers_on_device(buffer_bytes(trainer)) + device_bytes(live.peak)
     else:
+        restart_peak_memory(device)  # device only
         outcome = trainer.train_step(microbatches, rate)
         measured = peak_memory_bytes(device)  # device only
     mine = trainer.topology.pp.rank, measured, peak_memory_bytes(device)
     everyone = gather_objects(mine)
-    for rank in plan.ranks if plan is not None else ():
+    for rank in chosen_ranks(plan, MOST_ROWS) if plan is not None else ():
         most, resident = (max(one[place] for one in everyone if one[0] == rank.rank) for place in (1, 2))
         planned = rank.account.total
         line = f"memory of pp rank {rank.rank}: planned {shown(planned)}, measured {shown(most)}"

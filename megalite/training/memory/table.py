@@ -20,8 +20,11 @@ def shown(count: float) -> str:
     return f"{count / 2**30:.2f} GiB" if abs(count) >= 2**30 else f"{count / 2**20:.2f} MiB"
 
 
-def table(plan: MemoryPlan) -> Table:
-    """One row for neighbouring pipeline ranks with equal accounts, one column a purpose."""
+def table(plan: MemoryPlan, most_rows: int | None = None) -> Table:
+    """One row for neighbouring pipeline ranks with equal accounts, one column a purpose.
+
+    Of more than `most_rows` different ranks that many are shown, see `chosen_ranks`.
+    """
     from rich.table import Table
 
     config, world = plan.config, plan.world_size
@@ -34,8 +37,11 @@ def table(plan: MemoryPlan) -> Table:
     made = Table(title=title, title_justify="left")
     for heading in ("pp rank", "layers", "in flight", *PURPOSES.values(), "total"):
         made.add_column(heading, justify="right")
-    for _, group in groupby(plan.ranks, key=_what_is_told):
-        equal = list(group)
+    groups = _groups(plan)
+    chosen = groups if most_rows is None else _chosen(groups, most_rows)
+    if len(chosen) < len(groups):
+        made.caption = f"{len(chosen)} of {len(groups)} kinds of ranks; tools/plan.py memory shows all"
+    for equal in chosen:
         account = equal[0].account
         made.add_row(
             _span([str(rank.rank) for rank in equal]),
@@ -47,13 +53,18 @@ def table(plan: MemoryPlan) -> Table:
     return made
 
 
-def as_text(plan: MemoryPlan) -> str:
+def chosen_ranks(plan: MemoryPlan, most_rows: int) -> list[RankPlan]:
+    """One of each row of a table of `most_rows`: of more kinds the largest and evenly spread ones."""
+    return [equal[0] for equal in _chosen(_groups(plan), most_rows)]
+
+
+def as_text(plan: MemoryPlan, most_rows: int | None = None) -> str:
     """The table, wide enough for every column."""
     from rich.console import Console
 
     console = Console(width=200, no_color=True)
     with console.capture() as captured:
-        console.print(table(plan))
+        console.print(table(plan, most_rows))
     return captured.get().rstrip()
 
 
@@ -73,6 +84,18 @@ def as_json(plan: MemoryPlan) -> dict[str, Any]:
             for rank in plan.ranks
         ],
     }
+
+
+def _groups(plan: MemoryPlan) -> list[list[RankPlan]]:
+    return [list(group) for _, group in groupby(plan.ranks, key=_what_is_told)]
+
+
+def _chosen(groups: list[list[RankPlan]], most: int) -> list[list[RankPlan]]:
+    if len(groups) <= most:
+        return groups
+    largest = max(range(len(groups)), key=lambda place: groups[place][0].account.total)
+    spread = {number * (len(groups) - 1) // (most - 2) for number in range(most - 1)}
+    return [groups[place] for place in sorted({largest, *spread})]
 
 
 def _what_is_told(rank: RankPlan) -> tuple[Account, int, tuple[int, ...]]:
