@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, BinaryIO
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-READ_BYTES = 1 << 15  # compressed; what one such piece may unpack to bounds the memory
+READ_BYTES = 1 << 12  # compressed; one such piece unpacks to at most 128 MiB, 128 KiB for each 4 bytes
 
 
 class ZstdStream(io.RawIOBase):

@@ -7,11 +7,13 @@ import os
 import subprocess
 import sys
 import threading
+import tracemalloc
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
+import zstandard
 
 from megalite.config.blend import parse_blend
 from megalite.data import records as records_module
@@ -26,6 +28,7 @@ from megalite.data.preprocess import BATCH_DOCUMENTS, PreprocessPlan, _read_batc
 from megalite.data.records import line_number, read_records
 from megalite.data.resume import Place, RunState
 from megalite.data.tokenizer.byte_level import ByteLevelTokenizer
+from megalite.data.zstd_stream import ZstdStream
 from tests.data.corpora import write_dataset
 
 TOOLS = Path(__file__).parents[2] / "tools"
@@ -244,3 +247,20 @@ def test_a_damaged_blend_in_the_cache_is_named(tmp_path: Path) -> None:
 def test_weights_whose_sum_overflows() -> None:
     with pytest.raises(ValueError, match="the sum of the weights 1e308 1e308 is not finite"):
         parse_blend(["1e308", "a", "1e308", "b"])
+
+
+def test_a_frame_that_unpacks_to_much_is_read_in_pieces(tmp_path: Path) -> None:
+    size = 256 << 20
+    compressor = zstandard.ZstdCompressor().compressobj()
+    pieces = [compressor.compress(bytes(1 << 20)) for _ in range(size >> 20)]
+    (tmp_path / "a.zst").write_bytes(b"".join([*pieces, compressor.flush()]))
+    stream = ZstdStream((tmp_path / "a.zst").open("rb"))
+    buffer, found = bytearray(1 << 20), 0
+    tracemalloc.start()
+    while count := stream.readinto(buffer):
+        found += count
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    stream.close()
+    assert found == size
+    assert peak < size  # in pieces of 32 KiB, all of it at once
