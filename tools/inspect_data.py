@@ -12,8 +12,9 @@
     python tools/inspect_data.py --data-path ... --train-samples 100000 --build-cache
 
 The last four take the flags of the training run, of which --train-samples is iterations x global batch
-size; a split whose size is not given is read once. --build-cache makes the index arrays ahead of the run, on
-any machine that sees the data.
+size; a split whose size is not given is read once. --iteration counts steps of the run's batch sizes, which
+--rampup-batch-size or --step-batch-size-schedule may change on the way. --build-cache makes the index arrays
+ahead of the run, on any machine that sees the data.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from megalite.config.batch_schedule import BatchSchedule
     from megalite.data.build import SampleSource
     from megalite.data.indexed_dataset import IndexedDataset
     from megalite.data.inspect_samples import Pieces
@@ -56,7 +58,14 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     run.add_argument("--dump", type=Path, metavar="FILE.npz", help="Write index arrays and first samples.")
     run.add_argument("--build-cache", action="store_true", help="Only build the index arrays.")
     run.add_argument("--iteration", type=int, metavar="I", help="Show the documents of this training step.")
-    run.add_argument("--global-batch-size", type=int)
+    run.add_argument("--global-batch-size", type=int, help="Of the run, as are the following.")
+    run.add_argument(
+        "--rampup-batch-size", nargs=3, type=int, default=[], metavar=("START", "INCREMENT", "SAMPLES")
+    )
+    run.add_argument("--step-batch-size-schedule", metavar="TOKENS:SIZE ...")
+    run.add_argument("--decrease-batch-size-if-needed", action="store_true")
+    run.add_argument("--micro-batch-size", type=int, help="Needed where batches are decreased.")
+    run.add_argument("--data-parallel-size", type=int, help="The same: ranks that share a batch.")
     run.add_argument(
         "--load",
         metavar="FOLDER",
@@ -74,7 +83,7 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     )
     if not args.prefix and not any(sources):
         parser.error("give dataset prefixes to describe, or --data-path to see what a run draws")
-    if args.iteration is not None and args.global_batch_size is None:
+    if args.iteration is not None and not (args.global_batch_size or args.step_batch_size_schedule):
         parser.error("--iteration needs --global-batch-size")
     least = {"seq-length": 1, "global-batch-size": 1}
     least |= {f"{split}-samples": 0 for split in ("train", "valid", "test")}
@@ -82,6 +91,8 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
         value = getattr(args, name.replace("-", "_"))
         if value is not None and value < low:
             parser.error(f"--{name} {value}: expected {low} or more")
+    if args.decrease_batch_size_if_needed and not (args.micro_batch_size and args.data_parallel_size):
+        parser.error("--decrease-batch-size-if-needed needs --micro-batch-size and --data-parallel-size")
     return args
 
 
@@ -192,17 +203,44 @@ def saved_order(folder: str) -> OrderRecord:
 
 def show_step(args: argparse.Namespace, source: Pieces | None) -> None:
     from megalite.data.errors import DataError
-    from megalite.data.inspect_samples import step_pieces
 
     if source is None:
         raise DataError("--iteration: the training split is empty")
-    for sample, pieces in step_pieces(source, args.iteration, args.global_batch_size):
+    try:
+        samples = schedule_of(args).samples_of(args.iteration, len(source))
+    except ValueError as error:
+        raise DataError(f"--iteration {args.iteration}: {error}") from None
+    for sample in samples:
         print(f"sample {sample}")
-        for piece in pieces:
+        for piece in source.pieces(sample):
             print(
                 f"  {piece.prefix}: document {piece.document}, tokens {piece.offset} to "
                 f"{piece.offset + piece.tokens}"
             )
+
+
+def schedule_of(args: argparse.Namespace) -> BatchSchedule:
+    """The batch sizes of the run. Raises DataError."""
+    from megalite.config.batch_schedule import batch_schedule
+    from megalite.config.schema.batch import BatchConfig
+    from megalite.data.errors import DataError
+
+    micro = args.micro_batch_size or 1
+    batch = BatchConfig(
+        micro_batch_size=micro,
+        global_batch_size=args.global_batch_size,
+        rampup_batch_size=tuple(args.rampup_batch_size),
+        step_batch_size_schedule=args.step_batch_size_schedule,
+    )
+    multiple = micro * args.data_parallel_size if args.decrease_batch_size_if_needed else 1
+    try:
+        schedule = batch_schedule(batch, args.seq_length, multiple)
+    except ValueError as error:
+        flag = "--rampup-batch-size" if args.rampup_batch_size else "--step-batch-size-schedule"
+        raise DataError(f"{flag}: {error}") from None
+    if min(schedule.sizes) < 1:
+        raise DataError(f"a batch of {min(schedule.sizes)} samples: every size must be {multiple} or more")
+    return schedule
 
 
 def dump_run(args: argparse.Namespace, sources: Mapping[str, SampleSource]) -> None:

@@ -48,6 +48,19 @@ class BatchSchedule:
         batches = self.batches(consumed_samples, samples)
         return sum(len(firsts) for firsts, _ in batches), batches[-1][0].stop if batches else consumed_samples
 
+    def samples_of(self, iteration: int, samples: int) -> range:
+        """What step `iteration`, counted from 1 as in the log, takes of `samples`.
+
+        Raises ValueError when they do not make so many steps.
+        """
+        before = 0
+        for firsts, size in self.batches(0, samples):
+            if 1 <= iteration - before <= len(firsts):
+                first = firsts[iteration - before - 1]
+                return range(first, first + size)
+            before += len(firsts)
+        raise ValueError(f"the {samples} samples make steps 1 to {before}")
+
 
 def batch_schedule(batch: BatchConfig, seq_length: int, multiple: int = 1) -> BatchSchedule:
     """The schedule of a run, each size rounded down to a multiple of `multiple`: micro-batch x data parallel.

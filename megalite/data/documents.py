@@ -33,6 +33,18 @@ def parse_document(
     return [_texts(_lookup(record, key), key) for key in keys]
 
 
+def parse_strings(lines: Sequence[bytes], keys: Sequence[str]) -> list[list[str]] | None:
+    """For each of `keys` the texts of JSON lines, as `parse_document` has them, when every line holds one
+    string a key, as most do; None when one does not.
+    """
+    try:
+        records = [orjson.loads(line) for line in lines]
+        texts = [[record[key] for record in records] for key in keys]
+    except (orjson.JSONDecodeError, KeyError, TypeError):  # another kind of value cannot be looked into
+        return None
+    return texts if all({*map(type, each)} <= {str} for each in texts) else None
+
+
 def _parse_json(content: bytes) -> object:
     try:
         return orjson.loads(content)

@@ -16,6 +16,7 @@ from megalite.data.tokenizer.gigatoken import GigatokenEngine
 
 CHECKED_DOCUMENTS = 1000
 CHECKED_BYTES = 1 << 20
+CHECKED_SHARE = 1024  # of smaller corpora
 AUTO_BYTES = 64 << 20  # of input from which on the check, some seconds, is worth while
 # Where splits of text differ between implementations: spaces of all kinds, digits, marks, joined emoji, case
 # that changes the length, contractions, a letter of Unicode 17.
@@ -40,8 +41,7 @@ def choose_engine(
         engine: Tokenizer = GigatokenEngine(reference) if name == "gigatoken" else FastokensEngine(reference)
         check_engine(engine, reference, inputs, keys)
         return engine, name
-    files = [part.path for part in inputs if not read_once(part.path)]
-    if len(files) < len(inputs) or sum(os.path.getsize(path) for path in files) < AUTO_BYTES:
+    if any(read_once(part.path) for part in inputs) or total_bytes(inputs) < AUTO_BYTES:
         return reference, "library"
     try:
         engine = FastokensEngine(reference)
@@ -49,6 +49,11 @@ def choose_engine(
     except DataError:
         return reference, "library"
     return engine, "fastokens"
+
+
+def total_bytes(inputs: Sequence[Part]) -> int:
+    """Of the files that `inputs` are in."""
+    return sum(os.path.getsize(path) for path in {part.path for part in inputs})
 
 
 def check_engine(
@@ -90,15 +95,17 @@ def hard_texts(tokenizer: Tokenizer) -> list[str]:
 
 
 def first_texts(inputs: Sequence[Part], keys: Sequence[str]) -> Iterator[str]:
-    """Texts of the first documents that can be used."""
+    """Texts of the first documents that can be used; fewer of a small corpus, which they would hold up."""
+    enough = min(max(total_bytes(inputs) // CHECKED_SHARE, CHECKED_BYTES // 8), CHECKED_BYTES)
     size = documents = 0
     for part in inputs:
-        for record in read_records(part, keys, 0, 0):
-            try:
-                texts = [text for each in parse_document(record.content, part.format, keys) for text in each]
-            except DataError:
-                continue  # told when the run comes to it
-            yield from texts
-            documents, size = documents + 1, size + record.size
-            if documents == CHECKED_DOCUMENTS or size >= CHECKED_BYTES:
-                return
+        for records in read_records(part, keys, most_records=16):
+            for content in records.contents:
+                try:
+                    texts = [text for each in parse_document(content, part.format, keys) for text in each]
+                except DataError:
+                    continue  # told when the run comes to it
+                yield from texts
+                documents, size = documents + 1, size + sum(map(len, texts))
+                if documents == CHECKED_DOCUMENTS or size >= enough:
+                    return

@@ -11,7 +11,6 @@ import torch
 
 from megalite.data.blended_dataset import BlendedDataset
 from megalite.data.build import Dataset, SampleSource
-from megalite.data.errors import DataError
 from megalite.data.gpt_dataset import GPTDataset, Piece
 from megalite.data.loader import StepLoader
 from megalite.data.splits import SPLIT_NAMES
@@ -71,20 +70,6 @@ def dump(path: Path, datasets: Mapping[str, Dataset]) -> list[str]:
         np.savez(file, **arrays)  # type: ignore[arg-type]  # its stub takes the names for flags
     temporary.rename(path)
     return list(arrays)
-
-
-def step_pieces(source: Pieces, iteration: int, global_batch_size: int) -> list[tuple[int, list[Piece]]]:
-    """The samples of training step `iteration`, counted from 1 as in the log, and where their tokens come
-    from.
-    """
-    first = (iteration - 1) * global_batch_size
-    if iteration < 1 or first + global_batch_size > len(source):
-        raise DataError(
-            f"--iteration {iteration}: the {len(source)} samples make steps 1 to "
-            f"{len(source) // global_batch_size} "
-            f"of {global_batch_size}"
-        )
-    return [(sample, source.pieces(sample)) for sample in range(first, first + global_batch_size)]
 
 
 def named(sources: Sequence[SampleSource | None]) -> dict[str, SampleSource]:

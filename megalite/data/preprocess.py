@@ -23,11 +23,11 @@ from typing import NamedTuple
 import numpy as np
 
 from megalite.data.dataset_info import DatasetInfo, write_info
-from megalite.data.documents import parse_document
+from megalite.data.documents import parse_document, parse_strings
 from megalite.data.errors import DataError
 from megalite.data.indexed_dataset import DatasetWriter, token_dtype
 from megalite.data.inputs import Part
-from megalite.data.records import line_number, read_records
+from megalite.data.records import Records, line_number, read_records
 from megalite.data.resume import Checkpoint, Place, RunState
 from megalite.data.skipped import Skip, SkippedList
 from megalite.data.tokenizer import Tokenizer
@@ -89,21 +89,17 @@ class Encoded(NamedTuple):
     """int64 (documents,)."""
 
 
-class _Document(NamedTuple):
-    number: int
-    texts: list[list[str]]  # by key, then sequence
-
-
 @dataclass
 class _Batch:
     """Consecutive documents of one input."""
 
     part: Part
-    keys: int
     place: Place  # behind the batch
-    documents: list[_Document]
-    skipped: list[Skip]
     text_bytes: int
+    numbers: list[int]  # of the record of each document
+    texts: list[list[str]]  # by key, the sequences of all documents
+    counts: list[list[int]]  # by key, the sequences of each document
+    skipped: list[Skip]
 
     def refuse(self, number: int, error: Exception, skip: bool) -> None:
         """Record `number` cannot be used: raise DataError that says so, or note it."""
@@ -196,25 +192,32 @@ def _read_batches(plan: PreprocessPlan, start: Place) -> Iterator[_Batch]:
     for number in range(start.input, len(plan.inputs)):
         part = plan.inputs[number]
         skip, offset = (start.records, start.offset) if number == start.input else (0, 0)
-        batch: _Batch | None = None
-        for record in read_records(part, plan.json_keys, skip, offset):
-            if batch is None:
-                batch = _Batch(part, len(plan.json_keys), start, [], [], 0)
-            try:
-                texts = parse_document(record.content, part.format, plan.json_keys)
-                batch.documents.append(_Document(record.number, texts))
-            except DataError as error:
-                batch.refuse(record.number, error, plan.skip_errors)
-            documents += 1
-            input_bytes += record.size
-            batch.text_bytes += record.size
-            batch.place = Place(number, record.number, record.offset, documents, input_bytes)
-            records = len(batch.documents) + len(batch.skipped)
-            if batch.text_bytes >= BATCH_BYTES or records >= BATCH_DOCUMENTS:
-                yield batch
-                batch = None
-        if batch is not None:
-            yield batch
+        for records in read_records(part, plan.json_keys, BATCH_BYTES, BATCH_DOCUMENTS, skip, offset):
+            documents += len(records.contents)
+            input_bytes += records.size
+            place = Place(number, records.number, records.offset, documents, input_bytes)
+            yield _parse(records, part, place, plan)
+
+
+def _parse(records: Records, part: Part, place: Place, plan: PreprocessPlan) -> _Batch:
+    """The documents of `records`."""
+    numbers = range(records.number - len(records.contents) + 1, records.number + 1)
+    keys, ones = plan.json_keys, [1] * len(numbers)
+    strings = parse_strings(records.contents, keys) if part.format == "json" else None
+    if strings is not None:
+        return _Batch(part, place, records.size, list(numbers), strings, [ones] * len(keys), [])
+    batch = _Batch(part, place, records.size, [], [[] for _ in keys], [[] for _ in keys], [])
+    for number, content in zip(numbers, records.contents, strict=True):
+        try:
+            document = parse_document(content, part.format, keys)
+        except DataError as error:
+            batch.refuse(number, error, plan.skip_errors)
+            continue
+        batch.numbers.append(number)
+        for texts, counts, found in zip(batch.texts, batch.counts, document, strict=True):
+            texts.extend(found)
+            counts.append(len(found))
+    return batch
 
 
 def _encode_in_order(
@@ -245,38 +248,52 @@ def _encode(batch: _Batch, tokenizer: Tokenizer, eod: int | None, skip_errors: b
     """`batch` by key. What cannot be encoded raises DataError with its place, or moves to
     `batch.skipped`.
     """
-    keys = range(batch.keys)
     try:
         return [
-            encode_documents([document.texts[key] for document in batch.documents], tokenizer, eod)
-            for key in keys
+            encode_documents(texts, counts, tokenizer, eod)
+            for texts, counts in zip(batch.texts, batch.counts, strict=True)
         ]
     except Exception as error:  # a tokenizer's library may raise anything
-        good = []
-        for document in batch.documents:  # which one was it?
-            try:
-                for key in keys:
-                    encode_documents([document.texts[key]], tokenizer, eod)
-                good.append(document)
-            except Exception as cause:  # a tokenizer's library may raise anything; the record is named
-                batch.refuse(document.number, cause, skip_errors)
-        if len(good) == len(batch.documents):
+        if not _leave_out(batch, tokenizer, skip_errors):
             raise DataError(f"{batch.part.path}: up to record {batch.place.records}: {error}") from error
-        batch.documents = good
         return _encode(batch, tokenizer, eod, skip_errors)
 
 
-def encode_documents(documents: Sequence[Sequence[str]], tokenizer: Tokenizer, eod: int | None) -> Encoded:
-    """Tokens of documents given as lists of sequences; an empty sequence is dropped.
+def _leave_out(batch: _Batch, tokenizer: Tokenizer, skip_errors: bool) -> bool:
+    """Leave out the documents of `batch` that cannot be encoded by themselves; whether there are any."""
+    starts = [np.cumsum([0, *counts]).tolist() for counts in batch.counts]
+    good = []
+    for i, number in enumerate(batch.numbers):
+        try:
+            for texts, start in zip(batch.texts, starts, strict=True):
+                tokenizer.encode_flat(texts[start[i] : start[i + 1]])
+            good.append(i)
+        except Exception as cause:  # a tokenizer's library may raise anything; the record is named
+            batch.refuse(number, cause, skip_errors)
+    if len(good) == len(batch.numbers):
+        return False
+    batch.numbers = [batch.numbers[i] for i in good]
+    batch.texts = [
+        [text for i in good for text in texts[start[i] : start[i + 1]]]
+        for texts, start in zip(batch.texts, starts, strict=True)
+    ]
+    batch.counts = [[counts[i] for i in good] for counts in batch.counts]
+    return True
+
+
+def encode_documents(
+    texts: Sequence[str], counts: Sequence[int], tokenizer: Tokenizer, eod: int | None
+) -> Encoded:
+    """Tokens of documents of which each has the next `counts` of `texts` as its sequences; an empty sequence
+    is dropped.
 
     `eod` goes behind the last sequence of each document that has any, as in Megatron-LM: a document
     without text is a document of no sequences.
     """
-    texts = [text for document in documents for text in document]
     tokens, lengths = tokenizer.encode_flat(texts)
-    owner = np.repeat(np.arange(len(documents)), [len(document) for document in documents])[lengths > 0]
+    owner = np.repeat(np.arange(len(counts)), np.asarray(counts, dtype=np.int64))[lengths > 0]
     lengths = lengths[lengths > 0]
-    sequences = np.bincount(owner, minlength=len(documents)).astype(np.int64)
+    sequences = np.bincount(owner, minlength=len(counts)).astype(np.int64)
     if eod is None:
         return Encoded(tokens, lengths, sequences)
     last = np.cumsum(sequences)[sequences > 0] - 1

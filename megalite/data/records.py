@@ -10,6 +10,7 @@ import io
 import sys
 import zlib
 from collections.abc import Iterator, Sequence
+from itertools import islice
 from typing import Any, BinaryIO, NamedTuple
 
 from megalite.data.errors import DataError
@@ -20,43 +21,77 @@ READ_BYTES = 1 << 20
 PARQUET_ROWS = 1024
 
 
-class Record(NamedTuple):
-    """What one document is made from."""
+class Records(NamedTuple):
+    """What consecutive documents of one part are made from."""
 
     number: int
-    """Line, document or row, counted from 1 in the part."""
+    """Line, document or row of the last, counted from 1 in the part."""
     offset: int
     """Bytes of the uncompressed input up to and including it; rows for Parquet."""
     size: int
-    """Bytes of it."""
+    """Bytes of all."""
+    contents: list[Any]
+    """Of each a line or text as bytes, a row as dict, or the DataError that reading the row raised."""
+
+
+class _Record(NamedTuple):
+    offset: int
+    size: int
     content: Any
-    """A line or text as bytes, a row as dict, or the DataError that it raised."""
 
 
-def read_records(part: Part, keys: Sequence[str], skip: int = 0, offset: int = 0) -> Iterator[Record]:
-    """The records of `part` behind the first `skip`, which end at `offset`.
+def read_records(
+    part: Part,
+    keys: Sequence[str],
+    most_bytes: int = READ_BYTES,
+    most_records: int = 1024,
+    skip: int = 0,
+    offset: int = 0,
+) -> Iterator[Records]:
+    """The records of `part` behind the first `skip`, which end at `offset`; so many at a time that they reach
+    `most_bytes` or `most_records`.
 
     Raises DataError naming the file and the last good record when it cannot be opened, read or decompressed.
     """
     if part.format == "parquet":
-        yield from _read_rows(part.path, keys, skip)
+        yield from _grouped(_read_rows(part.path, keys, skip), most_bytes, most_records, skip)
         return
     opened, failures = _open(part.path)
-    number = 0
+    number = skip
     try:
         with opened as stream:
             if part.format == "json":
-                records = _lines(stream, part, skip, offset)
-            elif part.format == "text":
-                records = _whole(stream)
+                groups = _lines(stream, part, most_bytes, most_records, skip, offset)
             else:
-                records = _paragraphs(stream)
-            for record in records:
-                number = record.number
-                if number > skip:
-                    yield record
+                texts = _whole(stream) if part.format == "text" else _paragraphs(stream)
+                groups = _grouped(islice(texts, skip, None), most_bytes, most_records, skip)
+            for group in groups:
+                number = group.number
+                yield group
     except failures as error:
         raise DataError(f"{part.path}: after record {number}: cannot be read: {error}") from None
+
+
+def _grouped(
+    records: Iterator[_Record], most_bytes: int, most_records: int, number: int
+) -> Iterator[Records]:
+    """`records`, which follow record `number`, in groups; those before an error come before it."""
+    contents: list[Any] = []
+    size = offset = 0
+    try:
+        for record in records:
+            contents.append(record.content)
+            size, offset = size + record.size, record.offset
+            if size >= most_bytes or len(contents) >= most_records:
+                number += len(contents)
+                yield Records(number, offset, size, contents)
+                contents, size = [], 0
+    except Exception:
+        if contents:
+            yield Records(number + len(contents), offset, size, contents)
+        raise
+    if contents:
+        yield Records(number + len(contents), offset, size, contents)
 
 
 def line_number(part: Part, number: int) -> int:
@@ -78,21 +113,48 @@ def _lines_before(path: str, start: int) -> int:
     return before
 
 
-def _lines(stream: BinaryIO, part: Part, skip: int, offset: int) -> Iterator[Record]:
+def _lines(
+    stream: BinaryIO, part: Part, most_bytes: int, most_records: int, skip: int, offset: int
+) -> Iterator[Records]:
     number, position = 0, 0
     if part.start > 0:
         position = _first_line_start(stream, part.start)
     if skip > 0 and not part.path.endswith(COMPRESSED):  # go on where the skipped lines end
         number, position = skip, offset
         stream.seek(offset)
-    if part.end >= 0 and position >= part.end:
-        return
-    for content in stream:
+    for content in islice(stream, skip - number):
         number += 1
         position += len(content)
-        yield Record(number, position, len(content), content)
-        if 0 <= part.end <= position:
-            return
+    until = part.end if part.end >= 0 else sys.maxsize
+    if position >= until:
+        return
+    yield from _grouped_lines(stream, most_bytes, most_records, number, position, until)
+
+
+def _grouped_lines(
+    stream: BinaryIO, most_bytes: int, most_records: int, number: int, position: int, until: int
+) -> Iterator[Records]:
+    """The lines of `stream`, which stands at byte `position` behind line `number`, that begin before `until`;
+    as `_grouped` with little work a line.
+    """
+    contents: list[bytes] = []
+    size, enough = 0, min(most_bytes, until - position)
+    try:
+        for content in stream:
+            contents.append(content)
+            size += len(content)
+            if size >= enough or len(contents) >= most_records:
+                number, position = number + len(contents), position + size
+                yield Records(number, position, size, contents)
+                if position >= until:
+                    return
+                contents, size, enough = [], 0, min(most_bytes, until - position)
+    except Exception:
+        if contents:
+            yield Records(number + len(contents), position + size, size, contents)
+        raise
+    if contents:
+        yield Records(number + len(contents), position + size, size, contents)
 
 
 def _first_line_start(file: BinaryIO, start: int) -> int:
@@ -101,33 +163,33 @@ def _first_line_start(file: BinaryIO, start: int) -> int:
     return start - 1 + len(file.readline())
 
 
-def _whole(stream: BinaryIO) -> Iterator[Record]:
+def _whole(stream: BinaryIO) -> Iterator[_Record]:
     content = stream.read()
-    yield Record(1, len(content), len(content), content)
+    yield _Record(len(content), len(content), content)
 
 
-def _paragraphs(stream: BinaryIO) -> Iterator[Record]:
+def _paragraphs(stream: BinaryIO) -> Iterator[_Record]:
     """Runs of lines that are not blank, each with the line ends inside it."""
-    number, position = 0, 0
+    position = 0
     lines: list[bytes] = []
     for line in stream:
         position += len(line)
         if line.strip():
             lines.append(line)
         elif lines:
-            number += 1
-            yield _paragraph(number, position, lines)
+            yield _paragraph(position, lines)
             lines = []
     if lines:
-        yield _paragraph(number + 1, position, lines)
+        yield _paragraph(position, lines)
 
 
-def _paragraph(number: int, position: int, lines: list[bytes]) -> Record:
+def _paragraph(position: int, lines: list[bytes]) -> _Record:
     content = b"".join(lines).rstrip(b"\r\n")
-    return Record(number, position, len(content), content)
+    return _Record(position, len(content), content)
 
 
-def _read_rows(path: str, keys: Sequence[str], skip: int) -> Iterator[Record]:
+def _read_rows(path: str, keys: Sequence[str], skip: int) -> Iterator[_Record]:
+    """The rows behind the first `skip`."""
     try:
         import pyarrow
         import pyarrow.parquet
@@ -146,7 +208,7 @@ def _read_rows(path: str, keys: Sequence[str], skip: int) -> Iterator[Record]:
                 for row in _rows(batch):
                     number += 1
                     if number > skip:
-                        yield Record(number, number, size, row)
+                        yield _Record(number, size, row)
     except (OSError, pyarrow.ArrowException) as error:
         raise DataError(f"{path}: after row {number}: cannot be read: {error}") from None
 

@@ -63,9 +63,10 @@ def train_tokenizer(corpus: Path, path: Path, vocab_size: int) -> None:
 
 
 def _texts(corpus: Path) -> Iterator[str]:
-    for record in read_records(Part(str(corpus), "json"), ["text"]):
-        (texts,) = parse_document(record.content, "json", ["text"])
-        yield from texts
+    for records in read_records(Part(str(corpus), "json"), ["text"]):
+        for content in records.contents:
+            (texts,) = parse_document(content, "json", ["text"])
+            yield from texts
 
 
 def _has_vocabulary(path: Path, vocab_size: int) -> bool:

@@ -192,16 +192,16 @@ def test_memory_in_flight_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyP
             return super().encode_batch(texts)
 
     release = threading.Event()
-    read = []
-    original = module.parse_document
+    read: list[bytes] = []
+    original = module.parse_strings
 
-    def counted(content: bytes, *args: object) -> list[list[str]]:
-        read.append(content)
+    def counted(lines: Sequence[bytes], keys: Sequence[str]) -> list[list[str]] | None:
+        read.extend(lines)
         if len(read) > 60:
             raise AssertionError("read too far ahead")
-        return original(content, *args)  # type: ignore[arg-type]
+        return original(lines, keys)
 
-    monkeypatch.setattr(module, "parse_document", counted)
+    monkeypatch.setattr(module, "parse_strings", counted)
     path = jsonl(tmp_path / "in.jsonl", [{"text": str(1 + i % 50)} for i in range(500)])
 
     def expect_failure() -> None:

@@ -151,7 +151,31 @@ def test_a_step_names_its_documents(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert [f"sample {i}\n" in out for i in (7, 8, 11, 12)] == [False, True, True, False]
     assert f"{prefix}: document" in out
     assert tool("inspect_data")([*run, "--iteration", "9", "--global-batch-size", "4"]) == 1
-    assert "--iteration 9: the 24 samples make steps 1 to 6 of 4" in capsys.readouterr().err
+    assert "--iteration 9: the 24 samples make steps 1 to 6\n" in capsys.readouterr().err
+
+
+DECREASED = ["--decrease-batch-size-if-needed", "--micro-batch-size", "1", "--data-parallel-size", "2"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "iteration", "samples"),
+    [
+        # 2 samples a step, 4 from sample 3 on, 6 from sample 6 on: steps at 0, 2, 4, 8, 14
+        (["--global-batch-size", "6", "--rampup-batch-size", "2", "2", "6"], "4", range(8, 14)),
+        # 4 a step until 120 tokens, 10 samples, are consumed: steps at 0, 4, 8, 12
+        (["--step-batch-size-schedule", "0:4 120:5"], "4", range(12, 17)),
+        (["--global-batch-size", "5", *DECREASED], "2", range(4, 8)),
+    ],
+)
+def test_a_step_has_the_batch_size_of_the_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], flags: list[str], iteration: str, samples: range
+) -> None:
+    prefix = write_dataset(tmp_path / "d", [10] * 30)
+    run = ["--data-path", prefix, "--split", "1,0,0", "--seq-length", "12", "--train-samples", "24"]
+    run += ["--data-cache-path", str(tmp_path / "cache")]
+    assert tool("inspect_data")([*run, *flags, "--iteration", iteration]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line for line in lines if line.startswith("sample ")] == [f"sample {i}" for i in samples]
 
 
 def test_description_and_histogram(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -28,4 +28,4 @@ class FastokensEngine(Engine):
             split_special_tokens=self._reference.library.encode_special_tokens,
         )
         lengths = np.diff(np.frombuffer(ends, dtype="<u8")).astype(np.int32)
-        return np.frombuffer(ids, dtype="<u4").astype(np.int32), lengths
+        return np.frombuffer(ids, dtype="<i4"), lengths  # ids beyond 2^31 there are not
