@@ -83,7 +83,7 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     )
     if not args.prefix and not any(sources):
         parser.error("give dataset prefixes to describe, or --data-path to see what a run draws")
-    if args.iteration is not None and not (args.global_batch_size or args.step_batch_size_schedule):
+    if args.iteration is not None and args.global_batch_size is args.step_batch_size_schedule is None:
         parser.error("--iteration needs --global-batch-size")
     least = {"seq-length": 1, "global-batch-size": 1}
     least |= {f"{split}-samples": 0 for split in ("train", "valid", "test")}
