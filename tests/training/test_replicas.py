@@ -23,7 +23,7 @@ MODEL = (
     "--num-layers 4 --hidden-size 16 --num-attention-heads 4 --group-query-attention --num-query-groups 2 "
     "--ffn-hidden-size 32 --seq-length 8 --max-position-embeddings 8 --micro-batch-size 1 --mock-data "
     "--global-batch-size 8 --tokenizer-type NullTokenizer --vocab-size 31 --lr 1e-2 --eval-iters 0 "
-    "--no-memory-report"
+    "--no-memory-report "
 )
 
 
