@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import pickle
@@ -188,6 +189,7 @@ def serve(connection: Connection) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the test session, which then closes the pipe
     threading.Thread(target=_die_with_parent, daemon=True).start()
     torch.set_num_threads(1)
+    gc.freeze()  # a collection after each job need not go through the imported libraries
     if sys.platform == "linux":
         os.environ["GLOO_SOCKET_IFNAME"] = "lo"  # Gloo would look up the host's name, which may not resolve
     while True:
@@ -216,6 +218,7 @@ def _run_job(job: Job) -> bytes | Failure:
     finally:
         if dist.is_initialized():
             dist.destroy_process_group()
+        gc.collect()  # what the job left in cycles holds groups, and those hold threads and sockets
     return result
 
 
