@@ -86,7 +86,7 @@ def _grouped(
                 number += len(contents)
                 yield Records(number, offset, size, contents)
                 contents, size = [], 0
-    except Exception:
+    except Exception:  # whatever a reader raises: what came before it is handed on first
         if contents:
             yield Records(number + len(contents), offset, size, contents)
         raise
@@ -149,7 +149,7 @@ def _grouped_lines(
                 if position >= until:
                     return
                 contents, size, enough = [], 0, min(most_bytes, until - position)
-    except Exception:
+    except Exception:  # as above
         if contents:
             yield Records(number + len(contents), position + size, size, contents)
         raise
