@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -26,38 +27,53 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     commands = parser.add_subparsers(dest="command", required=True)
-    train = commands.add_parser("train", help="tokens/s of training steps on this machine's CPU")
+    train = commands.add_parser(
+        "train",
+        help="tokens/s of training steps on this machine's CPU",
+        description="Without further flags: a model of 60 million parameters in several layouts, beside its "
+        "alternatives. With flags of training (see examples/pretrain_gpt.sh --help): only the run that they "
+        "describe; what they leave open is as in tools/benchmarks/llama_60m.yaml.",
+        usage="benchmark.py train [--rounds N] [--steps N] [--processes N] [--threads N] [flags of training]",
+        allow_abbrev=False,
+    )
     train.add_argument("--rounds", type=int, default=5, help="times that every contender runs (default: 5)")
     train.add_argument("--steps", type=int, default=2, help="timed steps in each (default: 2)")
+    for name, default in (("processes", 1), ("threads", 2)):
+        train.add_argument(
+            f"--{name}",
+            type=int,
+            default=default,
+            help=f"of a run given by further flags (default: {default})",
+        )
     pipeline = commands.add_parser("pipeline", help="step time of each schedule, a sleep as its compute")
     pipeline.add_argument("--pp", type=int, default=4, help="processes (default: 4)")
     pipeline.add_argument("--microbatches", type=int, default=8, help="a step (default: 8)")
     pipeline.add_argument(
         "--milliseconds", type=float, default=40, help="of a forward, an input and a weight gradient each"
     )
-    pipeline.add_argument("--rounds", type=int, default=5)
+    pipeline.add_argument("--rounds", type=int, default=5, help="times that each runs (default: 5)")
     optimizer = commands.add_parser("optimizer", help="norm, clip and AdamW, in each number format")
-    optimizer.add_argument("--parameters", type=int, default=50_000_000)
-    optimizer.add_argument("--rounds", type=int, default=15)
-    optimizer.add_argument("--threads", type=int, default=2)
+    optimizer.add_argument("--parameters", type=int, default=50_000_000, help="in all (default: 5e7)")
+    optimizer.add_argument("--rounds", type=int, default=15, help="steps of each form (default: 15)")
+    optimizer.add_argument("--threads", type=int, default=2, help="on a CPU (default: 2)")
     kernels = commands.add_parser("kernels", help="each fused operation, forward and backward")
-    kernels.add_argument("--rounds", type=int, default=10)
+    kernels.add_argument("--rounds", type=int, default=10, help="calls of each form (default: 10)")
     kernels.add_argument("--threads", type=int, default=2, help="on a CPU (default: 2)")
     kernels.add_argument("--compile", action="store_true", help="time torch.compile of torch's form too")
     kernels.add_argument(
         "--output", type=Path, default=Path("runs/kernels"), help="folder of the CSV and PNGs"
     )
     head = commands.add_parser("head", help="output layer with loss, at once and in chunks")
-    head.add_argument("--tokens", type=int, default=2048)
-    head.add_argument("--hidden", type=int, default=1024)
-    head.add_argument("--vocabulary", type=int, default=32768)
-    head.add_argument("--chunk-mib", type=float, default=64.0)
-    head.add_argument("--rounds", type=int, default=5)
-    head.add_argument("--threads", type=int, default=2)
+    head.add_argument("--tokens", type=int, default=2048, help="in one pass (default: 2048)")
+    head.add_argument("--hidden", type=int, default=1024, help="hidden size (default: 1024)")
+    head.add_argument("--vocabulary", type=int, default=32768, help="its size (default: 32768)")
+    head.add_argument("--chunk-mib", type=float, default=64.0, help="logits in a chunk, MiB (default: 64)")
+    head.add_argument("--rounds", type=int, default=5, help="times that each runs (default: 5)")
+    head.add_argument("--threads", type=int, default=2, help="of each (default: 2)")
     data = commands.add_parser(
         "data", help="preprocessing, index building, blending, reading; megatron-core's where it is installed"
     )
-    data.add_argument("--rounds", type=int, default=3)
+    data.add_argument("--rounds", type=int, default=3, help="times that each runs (default: 3)")
     data.add_argument("--documents", type=int, default=10_000_000, help="of the indices (default: 1e7)")
     data.add_argument("--corpus", type=Path, default=SAMPLE, help="JSON lines (default: the sample corpus)")
     data.add_argument(
@@ -70,9 +86,12 @@ def main() -> int:
     data.add_argument(
         "--tokenizer-model", type=Path, help="tokenizer.json (default: one trained on the corpus)"
     )
-    flags = parser.parse_args()
+    flags, training = parser.parse_known_args()
+    if flags.command == "train":
+        return _train(flags, training)
+    if training:
+        parser.error(f"unrecognized arguments: {' '.join(training)}")
     run = {
-        "train": _train,
         "pipeline": _pipeline,
         "optimizer": _optimizer,
         "kernels": _kernels,
@@ -82,13 +101,16 @@ def main() -> int:
     return run[flags.command](flags)
 
 
-def _train(flags: argparse.Namespace) -> int:
-    from megalite.training.flops import flops_per_token
-    from tools.benchmarks.contender import model_config
-    from tools.benchmarks.train import benchmark_training, matmul_rate, report
+def _train(flags: argparse.Namespace, training: Sequence[str]) -> int:
+    from megalite.config import parse_or_exit
+    from tools.benchmarks.contender import with_recipe
+    from tools.benchmarks.train import SETTINGS, Setting, benchmark_training, matmul_rate, report
 
-    results = benchmark_training(flags.rounds, flags.steps)
-    report(results, flops_per_token(model_config()), matmul_rate())
+    settings: tuple[Setting, ...] = SETTINGS
+    if training:
+        parse_or_exit(with_recipe(training), flags.processes, rank=0)  # errors before anything is started
+        settings = (Setting("as given", flags.processes, flags.threads, tuple(training)),)
+    report(benchmark_training(flags.rounds, flags.steps, settings), matmul_rate())
     return 0
 
 

@@ -56,6 +56,7 @@ def main() -> int:
     flags = parser.parse_args()
 
     from megalite.config import ConfigErrors, exit_with_errors
+    from megalite.leave import leave
     from megalite.training.launcher import place_of
 
     try:
@@ -65,10 +66,8 @@ def main() -> int:
     tensor, pipeline = flags.tensor_model_parallel_size, flags.pipeline_model_parallel_size
     if min(tensor, pipeline) < 1 or tensor * pipeline != place.world_size:
         rule = f"TP {tensor} x PP {pipeline} must be the number of processes, {place.world_size}"
-        if place.rank == 0:
-            flags_at_fault = "--tensor-model-parallel-size, --pipeline-model-parallel-size"
-            print(f"error: {flags_at_fault}: {rule}", file=sys.stderr)
-        return 1
+        flags_at_fault = "--tensor-model-parallel-size, --pipeline-model-parallel-size"
+        leave(f"error: {flags_at_fault}: {rule}", place.rank, code=1)
 
     from megalite.accelerator import DeviceError, backend_for, local_device
     from megalite.checkpoint import CheckpointError
@@ -86,9 +85,7 @@ def main() -> int:
             prompts = [list(ids) for ids in model.tokenizer.encode_batch(flags.prompt or ["It was a"])]
             added = generate(model, prompts, flags.max_new_tokens, sampling)
     except (CheckpointError, DataError, DeviceError, ValueError) as error:  # the same on every rank
-        if place.rank == 0:
-            print(f"error: {error}", file=sys.stderr)
-        return 1
+        leave(f"error: {error}", place.rank, code=1)
     if place.rank == 0:
         texts = [model.tokenizer.decode([*prompt, *new]) for prompt, new in zip(prompts, added, strict=True)]
         print("\n\n".join(texts))

@@ -51,19 +51,32 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     files.add_argument("--histogram-png", type=Path, metavar="FILE", help="Picture of the lengths.")
     run = parser.add_argument_group("what a run draws")
     add_data_flags(run)
-    run.add_argument("--seq-length", type=int, default=2048)
-    run.add_argument("--seed", type=int, default=1234)
+    run.add_argument("--seq-length", type=int, default=2048, help="Tokens a sample (default: 2048).")
+    run.add_argument("--seed", type=int, default=1234, help="Of the order of the samples (default: 1234).")
     for split in ("train", "valid", "test"):
         run.add_argument(f"--{split}-samples", type=int, help="Default: one epoch.")
     run.add_argument("--dump", type=Path, metavar="FILE.npz", help="Write index arrays and first samples.")
     run.add_argument("--build-cache", action="store_true", help="Only build the index arrays.")
     run.add_argument("--iteration", type=int, metavar="I", help="Show the documents of this training step.")
-    run.add_argument("--global-batch-size", type=int, help="Of the run, as are the following.")
+    run.add_argument("--global-batch-size", type=int, help="Samples in one step of the run.")
     run.add_argument(
-        "--rampup-batch-size", nargs=3, type=int, default=[], metavar=("START", "INCREMENT", "SAMPLES")
+        "--rampup-batch-size",
+        nargs=3,
+        type=int,
+        default=[],
+        metavar=("START", "INCREMENT", "SAMPLES"),
+        help="Where that grew from START, by INCREMENT, over so many samples.",
     )
-    run.add_argument("--step-batch-size-schedule", metavar="TOKENS:SIZE ...")
-    run.add_argument("--decrease-batch-size-if-needed", action="store_true")
+    run.add_argument(
+        "--step-batch-size-schedule",
+        metavar="TOKENS:SIZE ...",
+        help="Where it followed a table, such as '0:768 250B:1536'.",
+    )
+    run.add_argument(
+        "--decrease-batch-size-if-needed",
+        action="store_true",
+        help="Where sizes were rounded down to a multiple of what its ranks take at a time.",
+    )
     run.add_argument("--micro-batch-size", type=int, help="Needed where batches are decreased.")
     run.add_argument("--data-parallel-size", type=int, help="The same: ranks that share a batch.")
     run.add_argument(

@@ -25,8 +25,10 @@ def main() -> int:
     parser.add_argument("--partitions", type=int, required=True, help="shares, a task each")
     parser.add_argument("--cpus-per-task", type=int, default=1, help="tokenizer threads of a task")
     parser.add_argument("--address", help="of a running cluster (default: Ray's own choice, or this machine)")
-    parser.add_argument("--output-prefix", required=True)
-    parser.add_argument("--json-keys", nargs="+", default=["text"])
+    parser.add_argument("--output-prefix", required=True, help="the datasets are named PREFIX_KEY_document")
+    parser.add_argument(
+        "--json-keys", nargs="+", default=["text"], help="keys to read, a dataset each (default: text)"
+    )
     flags, rest = parser.parse_known_args()
     try:
         import ray

@@ -101,7 +101,9 @@ def parser() -> argparse.ArgumentParser:
         "file overrides an earlier one, and flags override files wherever they stand.",
     )
     general.add_argument(
-        "--print-config", action="store_true", help="Print the resolved settings as YAML and stop."
+        "--print-config",
+        action="store_true",
+        help="Print the resolved settings as YAML, unset ones left out, and stop.",
     )
     for group, record in GROUPS.items():
         section = made.add_argument_group(group, (record.__doc__ or "").split("\n\n")[0])

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import difflib
-import sys
-import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NoReturn
+
+from megalite.leave import leave
 
 EXIT_CODE = 2  # the one that argparse and the shell use for a wrong command line
 
@@ -47,12 +47,8 @@ def numbered(errors: Sequence[ConfigError]) -> list[str]:
 
 def exit_with_errors(errors: ConfigErrors | Sequence[ConfigError], rank: int) -> NoReturn:
     """Print the errors once, from rank 0, on stderr, and leave with exit code 2 on every rank."""
-    if rank == 0:
-        found = errors.errors if isinstance(errors, ConfigErrors) else errors
-        print("\n".join(numbered(found)), file=sys.stderr, flush=True)
-    else:
-        time.sleep(5)  # torchrun ends all ranks with the first that fails: rank 0 must have spoken
-    sys.exit(EXIT_CODE)
+    found = errors.errors if isinstance(errors, ConfigErrors) else errors
+    leave("\n".join(numbered(found)), rank, EXIT_CODE)
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

@@ -113,9 +113,13 @@ class _UniqueKeys(yaml.SafeLoader):
 
 
 def to_yaml(config: Config) -> str:
-    """All settings by name, group by group; `--config` reads it back to the same configuration."""
+    """The settings by name, group by group, but for those that have no value.
+
+    `--config` reads it back to the same configuration.
+    """
     parts = []
     for group in GROUPS:
-        values = {n: list(v) if isinstance(v, tuple) else v for n, v in vars(getattr(config, group)).items()}
+        given = {n: v for n, v in vars(getattr(config, group)).items() if v not in (None, ())}
+        values = {n: list(v) if isinstance(v, tuple) else v for n, v in given.items()}
         parts.append(f"# {group}\n" + yaml.safe_dump(values, sort_keys=False, allow_unicode=True, width=1000))
     return "\n".join(parts)

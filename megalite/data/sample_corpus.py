@@ -23,7 +23,7 @@ def prepare_sample(source: Path, folder: Path, vocab_size: int) -> list[str]:
     The tokenizer depends on the corpus and `vocab_size` only.
     """
     if not source.is_file():
-        raise DataError(f"{source}: the sample corpus is not there; is this a full checkout?")
+        raise DataError(f"{source}: no such file")
     folder.mkdir(parents=True, exist_ok=True)
     made = []
     corpus, tokenizer = folder / CORPUS, folder / TOKENIZER

@@ -5,12 +5,11 @@ from __future__ import annotations
 import errno
 import gc
 import os
-import sys
-import time
 from collections.abc import Sequence
 from datetime import timedelta
 
 from megalite.config import Config, ConfigError, ConfigErrors, exit_with_errors, kv_replicas, parse_or_exit
+from megalite.leave import last_words, leave
 from megalite.pipeline.configured import ConfiguredSchedule
 from megalite.pipeline.simulation import ScheduleError
 from megalite.training.launcher import Place, place_of
@@ -58,7 +57,7 @@ def _run(config: Config, place: Place) -> int:
     try:
         device = local_device(place.local_rank)
     except DeviceError as error:  # of this rank alone: the others have a device and would wait for it
-        print(f"error: {error}", file=sys.stderr, flush=True)
+        last_words(f"error: {error}")
         return 1
     try:
         config, choice = within_budget(config)
@@ -75,13 +74,9 @@ def _run(config: Config, place: Place) -> int:
             replicas = kv_replicas(config.model, tensor)
             run(config, build_topology(tensor, pipeline, device, timeout, replicas))
     except (TrainingError, CheckpointError) as error:  # the same on every rank
-        if place.rank == 0:
-            print(f"error: {error}", file=sys.stderr, flush=True)
-        else:
-            time.sleep(5)  # torchrun ends all ranks with the first that leaves: rank 0 must have spoken
-        return 1
+        leave(f"error: {error}", place.rank, code=1)
     except DataError as error:  # in the samples of this rank; the others wait for it until torchrun ends them
-        print(f"error: rank {place.rank}: {error}", file=sys.stderr, flush=True)
+        last_words(f"error: rank {place.rank}: {error}")
         return 1
     except (MemoryError, RuntimeError) as error:
         if not is_out_of_memory(error):

@@ -52,7 +52,11 @@ def test_print_config_prints_and_stops(capsys: pytest.CaptureFixture[str]) -> No
     with pytest.raises(SystemExit) as left:
         parse_or_exit([*minimal(), "--print-config"], 4, rank=0)
     assert left.value.code == 0
-    assert capsys.readouterr().out == to_yaml(parsed(world_size=4))
+    out = capsys.readouterr().out
+    assert out == to_yaml(parsed(world_size=4))
+    assert "seed: 1234\n" in out
+    assert "null" not in out  # what is not set is left out
+    assert "[]" not in out
 
 
 def test_other_ranks_print_no_config(capsys: pytest.CaptureFixture[str]) -> None:
@@ -115,7 +119,15 @@ def test_a_recipe_may_hold_a_save_interval_for_whoever_saves(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     parse_or_exit(["--config", yaml(tmp_path, "save_interval: 5\n"), *minimal()], 1, rank=0)
-    assert "--save-interval has no effect without --save" in capsys.readouterr().err
+    warning = "warning: nothing will be saved: give --save FOLDER to keep what is trained\n"
+    assert capsys.readouterr().err == warning
+
+
+def test_a_recipe_may_hold_an_eval_interval_for_whoever_evaluates(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    parse_or_exit(["--config", yaml(tmp_path, "eval_interval: 5\n"), *minimal("--eval-iters 0")], 1, rank=0)
+    assert capsys.readouterr().err == ""
 
 
 @pytest.mark.parametrize(

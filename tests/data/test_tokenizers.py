@@ -119,6 +119,11 @@ def test_null_tokenizer() -> None:
         make("NullTokenizer")
 
 
+def test_a_corpus_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"mine.jsonl: no such file$"):
+        prepare_sample(tmp_path / "mine.jsonl", tmp_path / "a", 300)
+
+
 def test_sample_is_made_once_and_the_same(trained: Path, tmp_path: Path) -> None:
     source = trained / "corpus.jsonl"
     assert prepare_sample(source, tmp_path / "a", 300) == ["corpus.jsonl", "tokenizer.json"]

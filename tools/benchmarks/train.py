@@ -15,44 +15,61 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from tools.benchmarks.contender import MICRO, SEQ
+from megalite.config import Config, parse
+from megalite.training.flops import flops_per_token
+from tools.benchmarks.contender import with_recipe
 
 CONTENDER = Path(__file__).with_name("contender.py")
 
 
 @dataclass(frozen=True)
 class Setting:
-    """How a contender is started: processes, threads in each, micro-batches a rank and step."""
+    """How a contender is started: processes, threads in each, flags of training that override the recipe."""
 
     name: str
     processes: int
     threads: int
-    microbatches: int
+    flags: tuple[str, ...] = ()
+    kind: str = "megalite"
+
+    @property
+    def config(self) -> Config:
+        """What is trained. Raises ConfigErrors."""
+        return parse(with_recipe(self.flags), self.processes)
 
     @property
     def tokens(self) -> int:
         """Tokens of one step, over all data-parallel ranks."""
-        replicas = self.processes if "dp" in self.name else 1
-        return MICRO * SEQ * self.microbatches * replicas
+        return self.config.batch.global_batch_size * self.config.model.seq_length
 
 
+TP = ("--tensor-model-parallel-size", "2")
+SP = (*TP, "--sequence-parallel")
+# Of pp 2: a head of 32,000 x 512 has the matrix products of 5 layers, and takes the time of some 4.
+PP = ("--pipeline-model-parallel-size", "2", "--decoder-last-pipeline-num-layers", "2")
+CHEAP_PARTS = ("--recompute-granularity", "selective", "--recompute-modules", "norm", "mlp_act", "rope")
+WHOLE_LAYERS = (
+    *("--recompute-granularity", "full", "--recompute-method", "uniform"),
+    *("--recompute-num-layers", "1"),
+)
+TWICE = ("--global-batch-size", "32")
 SETTINGS = (
-    Setting("transformers", 1, 2, 4),
-    Setting("megalite", 1, 2, 4),
-    Setting("megalite, norm mlp_act rope recomputed", 1, 2, 4),
-    Setting("megalite, layers recomputed", 1, 2, 4),
-    Setting("megalite tp 2", 2, 1, 4),
-    Setting("megalite tp 2, sp", 2, 1, 4),
-    Setting("megalite tp 2, sp, overlap", 2, 1, 4),
-    Setting("megalite pp 2", 2, 1, 8),
-    Setting("megalite dp 2", 2, 1, 4),
-    Setting("transformers ddp 2", 2, 1, 4),
+    Setting("transformers", 1, 2, kind="transformers"),
+    Setting("megalite", 1, 2),
+    Setting("megalite, norm mlp_act rope recomputed", 1, 2, CHEAP_PARTS),
+    Setting("megalite, layers recomputed", 1, 2, WHOLE_LAYERS),
+    Setting("megalite tp 2", 2, 1, TP),
+    Setting("megalite tp 2, sp", 2, 1, SP),
+    Setting("megalite tp 2, sp, overlap", 2, 1, (*SP, "--tp-comm-overlap")),
+    Setting("megalite pp 2", 2, 1, (*PP, *TWICE)),
+    Setting("megalite dp 2", 2, 1, TWICE),
+    Setting("transformers ddp 2", 2, 1, TWICE, kind="transformers"),
 )
 
 
 @dataclass(frozen=True)
 class Result:
-    """Medians over the rounds; `ratio`: of each round's rate to megalite's in one process."""
+    """Medians over the rounds; `ratio`: of each round's rate to that of megalite in one process."""
 
     setting: Setting
     tokens_per_second: float
@@ -83,7 +100,7 @@ def benchmark_training(
             seconds, peak = _run(setting, steps)
             rates[setting].append(setting.tokens / statistics.median(seconds))
             peaks[setting] = max(peak, peaks.get(setting, 0))
-    own = rates[next(setting for setting in settings if setting.name == "megalite")]
+    own = rates[next((setting for setting in settings if setting.name == "megalite"), settings[0])]
     return [
         Result(
             setting,
@@ -101,20 +118,13 @@ def _run(setting: Setting, steps: int) -> tuple[list[float], int]:
         if setting.processes > 1
         else []
     )
-    flags = [
-        "--steps",
-        str(steps),
-        "--microbatches",
-        str(setting.microbatches),
-        "--threads",
-        str(setting.threads),
-    ]
+    flags = ["--steps", str(steps), "--threads", str(setting.threads), *setting.flags]
     environment = os.environ | {
         "OMP_NUM_THREADS": str(setting.threads),
         "PYTHONPATH": str(CONTENDER.parents[2]),
     }
     done = subprocess.run(
-        [sys.executable, *launcher, str(CONTENDER), setting.name, *flags],
+        [sys.executable, *launcher, str(CONTENDER), setting.kind, *flags],
         capture_output=True,
         text=True,
         env=environment,
@@ -126,8 +136,8 @@ def _run(setting: Setting, steps: int) -> tuple[list[float], int]:
     return result["seconds"], result["peak_bytes"]
 
 
-def report(results: list[Result], flops_per_token: float, peak: float) -> None:
-    """Print the table."""
+def report(results: list[Result], peak: float) -> None:
+    """Print the table; `peak`: FLOP/s that the machine can do."""
     table = Table(title=f"training, tokens/s; bf16 matrix product: {peak / 1e9:.0f} GFLOP/s")
     for column in (
         "",
@@ -144,10 +154,10 @@ def report(results: list[Result], flops_per_token: float, peak: float) -> None:
         table.add_row(
             setting.name,
             f"{setting.processes} x {setting.threads}",
-            str(setting.microbatches),
+            str(setting.config.num_microbatches(setting.processes)),
             f"{result.tokens_per_second:.0f}",
             f"{result.ratio:.2f}",
-            f"{result.tokens_per_second * flops_per_token / peak:.0%}",
+            f"{result.tokens_per_second * flops_per_token(setting.config.model) / peak:.0%}",
             f"{result.peak_bytes / 1e9:.2f}",
         )
     Console(width=110).print(table)

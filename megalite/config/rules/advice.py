@@ -55,13 +55,17 @@ def warnings(c: Candidate) -> Iterator[str]:
             ),
             "--use-precision-aware-optimizer and --bf16",
         ),
-        (("no_save_optim", "save_interval"), config.checkpoint.save is None, "--save"),
-        (("eval_interval",), config.evaluation.eval_iters == 0, "--eval-iters above 0"),
+        (("no_save_optim",), config.checkpoint.save is None, "--save"),
     ]
     for names, without, needed in idle:
         given = [flag_name(name) for name in names if name in c.given]
         if without and given:
             yield f"{', '.join(given)} has no effect without {needed}"
+    # A recipe holds both intervals for whoever saves and evaluates.
+    if config.checkpoint.save is None and config.checkpoint.save_interval and not batch.skip_train:
+        yield "nothing will be saved: give --save FOLDER to keep what is trained"
+    if config.evaluation.eval_iters == 0 and "eval_interval" in c.typed:
+        yield "--eval-interval has no effect without --eval-iters above 0"
     slowest = 1 - 2.0**-8  # a slower change of a bf16 number is rounded away
     if config.precision.exp_avg_sq_dtype == "bf16" and config.optimizer.adam_beta2 > slowest:
         yield (

@@ -1,0 +1,36 @@
+"""Leaving with a message that its reader finds, also where torchrun has the last word."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from typing import NoReturn
+
+
+def last_words(text: str) -> None:
+    """Print `text` on stderr, and hand it to torchrun, which ends its report on a failed rank with it.
+
+    What torchrun prints by itself, a traceback of its own and where to read about tracebacks, comes after
+    whatever a rank has printed; the file that it names in the environment is how a rank gets into it.
+    """
+    print(text, file=sys.stderr, flush=True)
+    path = os.environ.get("TORCHELASTIC_ERROR_FILE")
+    if path:
+        # the form of torch.distributed.elastic.multiprocessing.errors.ErrorHandler, without importing torch
+        about = {"py_callstack": text, "timestamp": str(int(time.time()))}
+        try:
+            with open(path, "w", encoding="utf-8") as file:
+                json.dump({"message": {"message": text, "extraInfo": about}}, file)
+        except OSError:
+            return  # it has been printed
+
+
+def leave(text: str, rank: int, code: int) -> NoReturn:
+    """Exit with `code` on every rank for a reason that all of them know; the first rank tells it."""
+    if rank == 0:
+        last_words(text)
+    else:
+        time.sleep(5)  # torchrun ends all ranks with the first that leaves: rank 0 must have spoken
+    sys.exit(code)

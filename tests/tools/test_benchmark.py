@@ -1,0 +1,51 @@
+"""`tools/benchmark.py train`: the runs that it compares, and one that the flags of training describe."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from megalite.config import parse
+from tools import benchmark
+from tools.benchmarks.contender import megalite, with_recipe
+from tools.benchmarks.train import SETTINGS, Setting
+
+TINY = "--num-layers 1 --hidden-size 32 --num-attention-heads 2 --ffn-hidden-size 64 --vocab-size 64"
+SHORT = "--seq-length 16 --micro-batch-size 1 --global-batch-size 2"
+
+
+@pytest.mark.parametrize("setting", SETTINGS, ids=lambda setting: setting.name)
+def test_every_row_can_be_started(setting: Setting) -> None:
+    ranks = setting.config.data_parallel_size(setting.processes)
+    microbatches = 8 if "pp" in setting.name else 4
+    assert setting.tokens == ranks * microbatches * 4 * 512
+
+
+def test_flags_of_training_override_the_recipe() -> None:
+    config = parse(with_recipe(f"{TINY} {SHORT}".split()), 1)
+    assert (config.model.num_layers, config.model.seq_length, config.model.swiglu) == (1, 16, True)
+    assert (config.batch.global_batch_size, config.precision.params_dtype) == (2, "bfloat16")
+    step = megalite(config, world_size=1)
+    assert step() is not None
+
+
+def test_a_run_that_cannot_be_is_told_before_anything_starts(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    argv = ["benchmark.py", "train", "--processes", "2", "--tensor-model-parallel-size", "3"]
+    monkeypatch.setattr(sys, "argv", argv)
+    with pytest.raises(SystemExit) as left:
+        benchmark.main()
+    assert left.value.code == 2
+    assert "--tensor-model-parallel-size 3: 2 processes not divisible" in capsys.readouterr().err
+
+
+def test_flags_of_training_are_for_training_alone(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["benchmark.py", "head", "--num-layers", "3"])
+    with pytest.raises(SystemExit) as left:
+        benchmark.main()
+    assert left.value.code == 2
+    assert "unrecognized arguments: --num-layers 3" in capsys.readouterr().err
