@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from megalite.config.errors import ConfigError
-from megalite.config.rules import activations, files, layout, model, optimizer, schedule, sharding
+from megalite.config.rules import activations, files, layout, model, optimizer, pipeline, schedule, sharding
 from megalite.config.rules.advice import warnings
 from megalite.config.rules.rule import Candidate
 from megalite.config.schema.fields import flag_name
@@ -15,6 +15,7 @@ __all__ = ["ALL_RULES", "Candidate", "broken_rules", "warnings"]
 ALL_RULES = (
     *model.RULES,
     *layout.RULES,
+    *pipeline.RULES,
     *schedule.RULES,
     *sharding.RULES,
     *activations.RULES,

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 from megalite.config.errors import nearest
 from megalite.config.pipeline_split import stage_layers
-from megalite.config.rules.layout import PIPELINE, PP, TP
-from megalite.config.rules.rule import Candidate, Finding, multiples_around, reads
+from megalite.config.rules.pipeline import PIPELINE
+from megalite.config.rules.rule import PP, TP, Candidate, Finding, multiples_around, reads
 from megalite.config.schema.activations import DEFAULT_PARTS, PARTS
 
 GRANULARITY = ("recompute_granularity", "recompute_budget")

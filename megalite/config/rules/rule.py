@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from megalite.config.batch_schedule import BatchSchedule, batch_schedule
 from megalite.config.schema import Config
 
+TP, PP = "tensor_model_parallel_size", "pipeline_model_parallel_size"
 BATCH_SCHEDULES = ("rampup_batch_size", "step_batch_size_schedule")
 
 
