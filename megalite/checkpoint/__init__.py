@@ -2,7 +2,7 @@
 
 from megalite.checkpoint.block import Block
 from megalite.checkpoint.errors import CheckpointCorruptError, CheckpointError, CheckpointNotFoundError
-from megalite.checkpoint.load import latest_iteration, list_checkpoints, load, read_state
+from megalite.checkpoint.load import latest_iteration, load, read_state
 from megalite.checkpoint.parameters import parameter_blocks
 from megalite.checkpoint.save import save
 
@@ -12,7 +12,6 @@ __all__ = [
     "CheckpointError",
     "CheckpointNotFoundError",
     "latest_iteration",
-    "list_checkpoints",
     "load",
     "parameter_blocks",
     "read_state",

@@ -78,12 +78,6 @@ def load(
     raise CheckpointError(f"no checkpoint in {root} can be loaded: {listing(damaged)}")
 
 
-def list_checkpoints(directory: str | os.PathLike[str]) -> list[int]:
-    """The iterations of the complete checkpoints, ascending. Not a collective; reads no tensors."""
-    root = Path(directory)
-    return [number for number in published_iterations(root) if _is_complete(folder_of(root, number))]
-
-
 def latest_iteration(directory: str | os.PathLike[str]) -> int | None:
     """The iteration that `load` would try first among the complete ones; None if there is none."""
     root = Path(directory)

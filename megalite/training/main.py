@@ -60,6 +60,9 @@ def _run(config: Config, place: Place) -> int:
         last_words(f"error: {error}")
         return 1
     try:
+        if config.optimizer.optimizer_impl == "apex" and device.type != "cuda":
+            rule = "works on NVIDIA GPUs only, and this machine has none"
+            raise ConfigErrors([ConfigError("--optimizer-impl", "apex", rule, "auto")])
         config, choice = within_budget(config)
     except ConfigErrors as errors:
         exit_with_errors(errors, place.rank)

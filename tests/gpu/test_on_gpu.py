@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from megalite.config.rules.apex import WEIGHT_GRADIENT
 from megalite.kernels import (
     add_rms_norm,
     linear_cross_entropy,
@@ -102,8 +103,8 @@ def test_compiled_by_inductor(name: str) -> None:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_weight_gradients_in_fp32(name: str, dtype: torch.dtype) -> None:
     """Against fp64: fused, the product is never rounded to 8 or 11 bits; then it is, once."""
-    if name == "apex" and find_spec("fused_weight_gradient_mlp_cuda") is None:
-        pytest.skip("NVIDIA apex is not installed with fused_weight_gradient_mlp_cuda")
+    if name == "apex" and find_spec(WEIGHT_GRADIENT) is None:
+        pytest.skip(f"NVIDIA apex is not installed with {WEIGHT_GRADIENT}")
     grad_output, x = (torch.randn(512, n, device="cuda", dtype=dtype) for n in (384, 256))
     total = torch.ones(384, 256, device="cuda")
     exact = 1 + grad_output.double().t() @ x.double()

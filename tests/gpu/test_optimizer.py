@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from megalite.kernels.apex import has_apex
+from megalite.config.rules.apex import has_fused_adam
 from megalite.optim import Optimizer
 from megalite.optim.offload import HostState
 from megalite.optim.state import FlatState, StateOptions
@@ -87,7 +87,7 @@ def test_loaded_weights_reach_the_host() -> None:
     assert all(map(torch.equal, [bucket.weights for bucket in buckets.buckets], loaded))
 
 
-@pytest.mark.skipif(not has_apex(), reason="NVIDIA's apex is not installed")
+@pytest.mark.skipif(not has_fused_adam(), reason="NVIDIA's apex is not installed")
 @pytest.mark.parametrize("dtype", [torch.float32, BF16])
 def test_apex_gives_the_same_numbers(dtype: torch.dtype) -> None:
     """To rounding, where an element of the update is a quotient of small numbers: 1e-5 of a step of 1e-2."""
@@ -97,7 +97,7 @@ def test_apex_gives_the_same_numbers(dtype: torch.dtype) -> None:
         torch.testing.assert_close(got, wanted, rtol=tolerance, atol=1e-6)
 
 
-@pytest.mark.skipif(not has_apex(), reason="NVIDIA's apex is not installed")
+@pytest.mark.skipif(not has_fused_adam(), reason="NVIDIA's apex is not installed")
 def test_apex_skips_a_step_that_is_not_finite() -> None:
     buckets, optimizer = trained(BF16, optimizer_impl="apex")
     before = values(buckets, optimizer)

@@ -13,8 +13,8 @@ import torch
 from torch import nn
 
 from megalite.config import OptimizerConfig, PrecisionConfig
+from megalite.config.rules.apex import has_fused_adam
 from megalite.kernels.adamw import FlatAdamW, adamw
-from megalite.kernels.apex import has_apex
 from megalite.kernels.flat import flat_zeros
 from megalite.kernels.squared_norm import squared_norm
 from megalite.optim import Optimizer
@@ -84,7 +84,7 @@ def _contenders(parameters: int, tensors: int, device: torch.device) -> Iterator
     yield Contender("megalite, bf16 weights, fp32 master", ours(torch.bfloat16), 30 + 4)
     yield Contender("megalite, bf16 weights, remainder", ours(torch.bfloat16, **AWARE), 28 + 4)
     yield Contender("megalite, remainder, bf16 gradient and moments", ours(torch.bfloat16, **NARROW), 18 + 2)
-    if has_apex():
+    if has_fused_adam():
         settings = {"optimizer_impl": "apex"}
         yield Contender("apex, bf16 weights, fp32 master", ours(torch.bfloat16, **settings), 38 + 4)
     source, target = (flat_zeros(parameters, torch.float32, device) for _ in range(2))

@@ -11,6 +11,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from megalite.config.rules.apex import has_fused_adam
 from megalite.kernels import (
     add_rms_norm,
     linear_cross_entropy,
@@ -20,7 +21,6 @@ from megalite.kernels import (
     swiglu,
     vocab_parallel_cross_entropy,
 )
-from megalite.kernels.apex import has_apex
 
 Operation = Callable[..., "Tensor | tuple[Tensor, ...]"]
 
@@ -157,7 +157,7 @@ def _others(operation: str, target: Tensor | None = None) -> dict[str, Operation
     found: dict[str, Operation] = {}
     if not torch.cuda.is_available():
         return found
-    if has_apex() and operation == "rms_norm":
+    if has_fused_adam() and operation == "rms_norm":
         apex = importlib.import_module("apex.normalization.fused_layer_norm")
         found["apex"] = lambda x, w: apex.fused_rms_norm_affine(x, w, w.shape, 1e-6)
     if importlib.util.find_spec("liger_kernel") is None:

@@ -5,7 +5,17 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from megalite.config.errors import ConfigError
-from megalite.config.rules import activations, files, layout, model, optimizer, pipeline, schedule, sharding
+from megalite.config.rules import (
+    activations,
+    apex,
+    files,
+    layout,
+    model,
+    optimizer,
+    pipeline,
+    schedule,
+    sharding,
+)
 from megalite.config.rules.advice import warnings
 from megalite.config.rules.rule import Candidate
 from megalite.config.schema.fields import flag_name
@@ -20,6 +30,7 @@ ALL_RULES = (
     *sharding.RULES,
     *activations.RULES,
     *optimizer.RULES,
+    *apex.RULES,
     *files.RULES,
 )
 

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from importlib.util import find_spec
 
 from megalite.config.rules.rule import Candidate, Finding, divisors, listed, multiples_around, reads
-
-APEX_KERNEL = "fused_weight_gradient_mlp_cuda"
 
 
 @reads("hidden_size", "num_attention_heads", "kv_channels")
@@ -100,17 +97,6 @@ def fusion_is_switched_on(c: Candidate) -> Iterator[Finding]:
         yield "cross_entropy_fusion_impl", loss.cross_entropy_fusion_impl, rule, "add it, or leave this out"
 
 
-@reads("gradient_accumulation_fusion", "gradient_accumulation_fusion_impl")
-def accumulation_kernel_is_there(c: Candidate) -> Iterator[Finding]:
-    precision, name = c.config.precision, "gradient_accumulation_fusion_impl"
-    if precision.gradient_accumulation_fusion_impl != "apex":
-        return
-    if not precision.gradient_accumulation_fusion:
-        yield name, "apex", "is switched off by --no-gradient-accumulation-fusion", "leave one of the two out"
-    elif find_spec(APEX_KERNEL) is None:
-        yield name, "apex", f"NVIDIA apex's module {APEX_KERNEL} is not installed", "native"
-
-
 @reads("attention_dropout", "reset_attention_mask")
 def nothing_is_asked_that_is_missing(c: Candidate) -> Iterator[Finding]:
     """Settings whose other values belong to a later version."""
@@ -129,6 +115,5 @@ RULES = (
     positions_cover_the_sequence,
     eod_is_in_the_vocabulary,
     fusion_is_switched_on,
-    accumulation_kernel_is_there,
     nothing_is_asked_that_is_missing,
 )

@@ -1,11 +1,10 @@
-"""Rules of the optimizer's number formats, of where it keeps its state, and of what computes its update."""
+"""Rules of the optimizer's number formats."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from megalite.config.rules.rule import Candidate, Finding, reads
-from megalite.config.schema.fields import flag_name
 
 NARROW = ("main_grads_dtype", "exp_avg_dtype", "exp_avg_sq_dtype")
 
@@ -30,25 +29,4 @@ def narrow_formats_are_asked_for(c: Candidate) -> Iterator[Finding]:
             yield name, value, f"does not go with {precision.params_dtype} weights", "fp32, or --bf16 weights"
 
 
-@reads("optimizer_impl", "use_precision_aware_optimizer", "optimizer_cpu_offload", "params_dtype")
-def apex_can_compute_it(c: Candidate) -> Iterator[Finding]:
-    optimizer, precision, name = c.config.optimizer, c.config.precision, "optimizer_impl"
-    if optimizer.optimizer_impl != "apex":
-        return
-    import torch  # only here: config is read without it
-
-    from megalite.kernels.apex import has_apex
-
-    if not has_apex():
-        rule = "NVIDIA's apex with its CUDA extensions is not installed (no module amp_C)"
-        yield name, "apex", rule, "auto, or build apex with APEX_CPP_EXT=1 APEX_CUDA_EXT=1"
-    elif not torch.cuda.is_available():
-        yield name, "apex", "works on NVIDIA GPUs only, and there is none", "auto"
-    for other in ("use_precision_aware_optimizer", "optimizer_cpu_offload"):
-        if getattr(optimizer, other, False) or getattr(precision, other, False):
-            yield name, "apex", f"does not go with {flag_name(other)}", "auto"
-    if precision.params_dtype == "float64":
-        yield name, "apex", "does not compute in fp64", "auto"
-
-
-RULES = (narrow_formats_are_asked_for, apex_can_compute_it)
+RULES = (narrow_formats_are_asked_for,)
