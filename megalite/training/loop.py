@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from megalite.accelerator import clock_of, free_memory_bytes, peak_flops
 from megalite.config import Config, parameter_count, zero_stage
+from megalite.data.batch import Batch
 from megalite.data.build import Splits
 from megalite.data.errors import DataError
 from megalite.optim.memory import bytes_per_parameter
@@ -33,7 +34,7 @@ from megalite.training.samples import (
     open_loader,
 )
 from megalite.training.save_folder import only_writer
-from megalite.training.step import Trainer
+from megalite.training.step import StepOutcome, Trainer
 from megalite.training.stopping import StopRequest, due
 from megalite.training.window import Window
 
@@ -89,56 +90,38 @@ def train(
     config, topology = trainer.config, trainer.topology
     sizes = batch_sizes(trainer)
     end = end_of_run(config, progress, sizes)
-    last = end.iteration
-    if progress.iteration >= last:
+    if progress.iteration >= end.iteration:
         reporter.say(
-            f"already trained for {progress.iteration} of {last} iterations; a larger --train-iters goes on"
+            f"already trained for {progress.iteration} of {end.iteration} iterations; a larger --train-iters "
+            "goes on"
         )
         return progress
-    schedule = LearningRateSchedule.from_config(config.optimizer, config.batch)
-    stop = StopRequest(config, topology, started)
-    window = Window(config, topology, peak_flops(topology.device), end)
     if datasets.train is None:
         raise TrainingError(f"--split {config.data.split} leaves nothing to train on")
     check_samples_left(config, progress, end, len(datasets.train))
+    schedule = LearningRateSchedule.from_config(config.optimizer, config.batch)
+    stop = StopRequest(config, topology, started)
+    window = Window(config, topology, peak_flops(topology.device), end)
     loader = open_loader(trainer, datasets.train, progress.consumed_samples, sizes, config.data.num_workers)
     drawn = Drawn(datasets.train, progress.consumed_samples, drawn_before)
-    every, may_save = config.logging.log_interval, config.checkpoint.save is not None
-    saved_at = -1
-    measuring = config.logging.memory_report
-    plan = plan_memory(config, topology.world_size) if measuring and reporter.enabled else None
-    for line in plan_lines(plan, free_memory_bytes(topology.device)) if plan is not None else ():
-        reporter.say(line)
-    while progress.iteration < last:
+    step = _first_step(trainer, reporter)
+    while progress.iteration < end.iteration:
         rate = learning_rate(schedule, progress.consumed_samples)
-        microbatches = next(loader)
-        if measuring:
-            outcome = measured_step(trainer, microbatches, rate, plan, reporter.say)
-            measuring = False
-        else:
-            outcome = trainer.train_step(microbatches, rate)
+        outcome = step(next(loader), rate)
+        step = trainer.train_step
         samples = sizes.size_after(progress.consumed_samples)
         progress = progress.after_step(samples)
         window.add(outcome, samples, loader.wait_seconds)
         if due(progress.iteration, config.run.check_weight_hash_across_dp_replicas_interval):
             check_replicas(trainer, progress.iteration)
-        if progress.iteration % every == 0 or progress.iteration in (1, last):
-            progress = window.settle(progress)
-            lines = window.timing(trainer.buckets.lengths)
-            reporter.step(window.close(progress, rate))
-            for line in lines:
-                reporter.say(line)
-        validating = progress.iteration < last and due(progress.iteration, config.evaluation.eval_interval)
-        saving = may_save and due(progress.iteration, config.checkpoint.save_interval)
-        if validating or saving:
-            progress = window.settle(progress)  # also, so that the pause holds none of the steps' own time
-            paused = time.perf_counter()
-            if validating:
+        if due(progress.iteration, config.logging.log_interval) or progress.iteration in (1, end.iteration):
+            progress = _report(trainer, progress, window, rate, reporter)
+        if progress.iteration < end.iteration and due(progress.iteration, config.evaluation.eval_interval):
+            with window.paused(progress) as progress:
                 progress = validate(trainer, datasets, progress, reporter)
-            if saving:
+        if _saves_after(progress.iteration, config):
+            with window.paused(progress) as progress:
                 reporter.say(save_progress(trainer, progress, drawn))
-                saved_at = progress.iteration
-            window.leave_out(time.perf_counter() - paused)
         if reason := stop.asked(progress.iteration):
             reporter.say(f"stopping after iteration {progress.iteration}: {reason}")
             break
@@ -146,9 +129,36 @@ def train(
     progress = window.settle(progress)
     for line in drawn_lines(drawn.after(progress.consumed_samples)):
         reporter.say(line)
-    if may_save and saved_at != progress.iteration:
+    if config.checkpoint.save is not None and not _saves_after(progress.iteration, config):
         reporter.say(save_progress(trainer, progress, drawn))
     return progress
+
+
+def _first_step(trainer: Trainer, reporter: Reporter) -> Callable[[list[Batch], float], StepOutcome]:
+    """The training step, but for one whose memory is to be measured: the plan of it is told here."""
+    config, topology = trainer.config, trainer.topology
+    if not config.logging.memory_report:
+        return trainer.train_step
+    plan = plan_memory(config, topology.world_size) if reporter.enabled else None
+    for line in plan_lines(plan, free_memory_bytes(topology.device)) if plan is not None else ():
+        reporter.say(line)
+    return lambda microbatches, rate: measured_step(trainer, microbatches, rate, plan, reporter.say)
+
+
+def _report(
+    trainer: Trainer, progress: Progress, window: Window, rate: float, reporter: Reporter
+) -> Progress:
+    """Wait for the steps since the last report and tell of them."""
+    progress = window.settle(progress)
+    lines = window.timing(trainer.buckets.lengths)
+    reporter.step(window.close(progress, rate))
+    for line in lines:
+        reporter.say(line)
+    return progress
+
+
+def _saves_after(iteration: int, config: Config) -> bool:
+    return config.checkpoint.save is not None and due(iteration, config.checkpoint.save_interval)
 
 
 def _description(trainer: Trainer) -> list[str]:

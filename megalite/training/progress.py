@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple
 
@@ -15,8 +14,8 @@ from megalite.checkpoint import (
     save,
 )
 from megalite.checkpoint.collective import on_first_rank
-from megalite.config import Config, to_dict
-from megalite.config.settings import SETTINGS
+from megalite.config import Config
+from megalite.training.compatibility import as_saved, changes_of_meaning, misfits, sample_warnings
 from megalite.training.drawn import Drawn, drawn_lines
 from megalite.training.errors import TrainingError
 from megalite.training.step import Trainer
@@ -36,31 +35,6 @@ class Progress:
         return replace(self, iteration=self.iteration + 1, consumed_samples=self.consumed_samples + samples)
 
 
-# Settings that decide which samples come next: another value at a resume means other data than an
-# uninterrupted run's. The order of a corpus also depends on how many samples the whole run wants.
-_DECIDES_SAMPLES = ("seed", "seq_length", "mock_data")
-_OF_A_CORPUS = ("data_path", "train_data_path", "data_args_path", "samples_of_the_run")
-# Settings that decide which tensors a checkpoint has and of what shape.
-_DECIDES_TENSORS = (
-    "num_layers",
-    "hidden_size",
-    "num_attention_heads",
-    "num_query_groups",
-    "kv_channels",
-    "ffn_hidden_size",
-    "swiglu",
-    "add_bias_linear",
-    "add_qkv_bias",
-    "normalization",
-    "position_embedding_type",
-    "vocab_size",
-    "untie_embeddings_and_output_weights",
-)
-# Settings that decide what the numbers in those tensors mean. Rotary base and scaling are not among them:
-# training on with a longer context changes them.
-_DECIDES_MEANING = ("apply_layernorm_1p", "rotary_interleaved", "rotary_percent")
-
-
 def save_progress(trainer: Trainer, progress: Progress, drawn: Drawn) -> str:
     """Write a checkpoint below `--save` and return a line about it. A collective."""
     config = trainer.config
@@ -71,7 +45,7 @@ def save_progress(trainer: Trainer, progress: Progress, drawn: Drawn) -> str:
         "progress": asdict(progress),
         "samples_by_dataset": drawn.after(progress.consumed_samples),
         "data_order": drawn.order(progress.consumed_samples),
-        "config": _as_saved(config),
+        "config": as_saved(config),
     }
     with_optimizer = not config.checkpoint.no_save_optim
     if with_optimizer:
@@ -138,10 +112,10 @@ def load_progress(trainer: Trainer) -> Resumed:
             raise TrainingError(f"{error}, and --exit-on-missing-checkpoint is set") from error
         return Resumed(Progress(), [f"{error}: starting from iteration 0"], {}, None)
     except CheckpointError as error:
-        if reasons := _misfits(directory, config, with_optimizer):
+        if reasons := misfits(directory, config, with_optimizer):
             raise TrainingError("\n".join([f"{directory} does not fit this run:", *reasons])) from error
         raise
-    if reasons := _changes(_DECIDES_MEANING, state["config"], _as_saved(config)):
+    if reasons := changes_of_meaning(state["config"], config):
         raise TrainingError("\n".join([f"{directory} does not fit this run:", *reasons]))
     if with_optimizer:
         trainer.optimizer.load_scalars(state["optimizer"])
@@ -153,72 +127,5 @@ def load_progress(trainer: Trainer) -> Resumed:
     drawn = state.get("samples_by_dataset")
     if not config.batch.skip_train:
         goes_on = state.get("data_order") is not None
-        lines += [*drawn_lines(drawn or {}), *_differences(state["config"], config, goes_on)]
+        lines += [*drawn_lines(drawn or {}), *sample_warnings(state["config"], config, goes_on)]
     return Resumed(progress, lines, drawn, state.get("data_order"))
-
-
-def _as_saved(config: Config) -> dict[str, Any]:
-    """The settings by name as they read in a checkpoint: JSON has no tuples."""
-    return {
-        name: list(value) if isinstance(value, tuple) else value for name, value in to_dict(config).items()
-    }
-
-
-def _misfits(directory: str, config: Config, with_optimizer: bool) -> list[str]:
-    """Why the newest checkpoint cannot be loaded, by settings instead of by tensors; empty when it cannot be
-    told.
-    """
-    try:
-        found = latest_iteration(directory)
-        state = {} if found is None else read_state(directory, found)
-    except CheckpointError:
-        return []
-    if not state:
-        return []
-    saved, now = state["config"], _as_saved(config)
-    decisive = [*_DECIDES_TENSORS, *(["params_dtype"] if with_optimizer else [])]
-    reasons = _changes(decisive, saved, now)
-    if with_optimizer and saved["params_dtype"] != now["params_dtype"]:
-        reasons[-1] += "; --no-load-optim and --finetune convert the weights and start with a fresh optimizer"
-    if with_optimizer and "optimizer" not in state:
-        reasons.append("it has no optimizer state (--no-save-optim); --no-load-optim starts with a fresh one")
-    return reasons
-
-
-def _changes(names: Sequence[str], saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """A setting that is missing in `saved` is younger than the checkpoint; its default was in force."""
-    return [
-        f"{name} was {before} when it was saved and is {now[name]} now"
-        for name in names
-        if (before := saved.get(name, SETTINGS[name].default)) != now[name]
-    ]
-
-
-def _differences(saved: dict[str, Any], config: Config, goes_on: bool) -> list[str]:
-    """A warning for each setting by which the samples to come differ from those of the saved run.
-
-    `goes_on`: the checkpoint keeps its order, so that another blend or length goes on where each dataset is,
-    unless something else has made another order.
-    """
-    before, now = _with_length(saved), _with_length(_as_saved(config))
-    mocked = before["mock_data"] and now["mock_data"]
-    decisive = _DECIDES_SAMPLES if mocked else (*_DECIDES_SAMPLES, "split")
-    names = (
-        decisive if mocked or (goes_on and not _differ(before, now, decisive)) else (*decisive, *_OF_A_CORPUS)
-    )
-    return [
-        f"warning: {name} was {before[name]} when the checkpoint was saved and is {now[name]} now: "
-        "the samples still to come are not those that the saved run would have drawn"
-        for name in names
-        if before[name] != now[name]
-    ]
-
-
-def _differ(before: dict[str, Any], now: dict[str, Any], names: Sequence[str]) -> bool:
-    return any(before[name] != now[name] for name in names)
-
-
-def _with_length(settings: dict[str, Any]) -> dict[str, Any]:
-    """`settings` and, in samples, how long a run they describe."""
-    by_iterations = (settings["train_iters"] or 0) * settings["global_batch_size"]
-    return {**settings, "samples_of_the_run": settings["train_samples"] or by_iterations}

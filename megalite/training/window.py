@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import torch
@@ -56,9 +57,13 @@ class Window:
         self._samples.append(samples)
         self._data_wait += data_wait_seconds
 
-    def leave_out(self, seconds: float) -> None:
-        """Do not count `seconds` that were spent on something other than training steps."""
-        self._started += seconds
+    @contextmanager
+    def paused(self, progress: Progress) -> Iterator[Progress]:
+        """Settle the steps so far, and count nothing of what is done inside as their time or traffic."""
+        settled = self.settle(progress)
+        begun = time.perf_counter()
+        yield settled
+        self._started += time.perf_counter() - begun
         self.topology.traffic.take()
 
     def settle(self, progress: Progress) -> Progress:

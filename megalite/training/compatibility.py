@@ -1,0 +1,106 @@
+"""A checkpoint's settings beside those of the run that loads it: what does not fit, which samples differ."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from megalite.checkpoint import CheckpointError, latest_iteration, read_state
+from megalite.config import Config, to_dict
+from megalite.config.settings import SETTINGS
+
+# Settings that decide which samples come next: another value at a resume means other data than an
+# uninterrupted run's. The order of a corpus also depends on how many samples the whole run wants.
+_DECIDES_SAMPLES = ("seed", "seq_length", "mock_data")
+_OF_A_CORPUS = ("data_path", "train_data_path", "data_args_path", "samples_of_the_run")
+# Settings that decide which tensors a checkpoint has and of what shape.
+_DECIDES_TENSORS = (
+    "num_layers",
+    "hidden_size",
+    "num_attention_heads",
+    "num_query_groups",
+    "kv_channels",
+    "ffn_hidden_size",
+    "swiglu",
+    "add_bias_linear",
+    "add_qkv_bias",
+    "normalization",
+    "position_embedding_type",
+    "vocab_size",
+    "untie_embeddings_and_output_weights",
+)
+# Settings that decide what the numbers in those tensors mean. Rotary base and scaling are not among them:
+# training on with a longer context changes them.
+_DECIDES_MEANING = ("apply_layernorm_1p", "rotary_interleaved", "rotary_percent")
+
+
+def as_saved(config: Config) -> dict[str, Any]:
+    """The settings by name as they read in a checkpoint: JSON has no tuples."""
+    return {
+        name: list(value) if isinstance(value, tuple) else value for name, value in to_dict(config).items()
+    }
+
+
+def misfits(directory: str, config: Config, with_optimizer: bool) -> list[str]:
+    """Why the newest checkpoint cannot be loaded, by settings instead of by tensors; empty when it cannot be
+    told.
+    """
+    try:
+        found = latest_iteration(directory)
+        state = {} if found is None else read_state(directory, found)
+    except CheckpointError:
+        return []
+    if not state:
+        return []
+    saved, now = state["config"], as_saved(config)
+    decisive = [*_DECIDES_TENSORS, *(["params_dtype"] if with_optimizer else [])]
+    reasons = _changes(decisive, saved, now)
+    if with_optimizer and saved["params_dtype"] != now["params_dtype"]:
+        reasons[-1] += "; --no-load-optim and --finetune convert the weights and start with a fresh optimizer"
+    if with_optimizer and "optimizer" not in state:
+        reasons.append("it has no optimizer state (--no-save-optim); --no-load-optim starts with a fresh one")
+    return reasons
+
+
+def changes_of_meaning(saved: Mapping[str, Any], config: Config) -> list[str]:
+    """Why the tensors of a checkpoint with the settings `saved` would mean something else in this run."""
+    return _changes(_DECIDES_MEANING, saved, as_saved(config))
+
+
+def _changes(names: Sequence[str], saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """A setting that is missing in `saved` is younger than the checkpoint; its default was in force."""
+    return [
+        f"{name} was {before} when it was saved and is {now[name]} now"
+        for name in names
+        if (before := saved.get(name, SETTINGS[name].default)) != now[name]
+    ]
+
+
+def sample_warnings(saved: dict[str, Any], config: Config, goes_on: bool) -> list[str]:
+    """A warning for each setting by which the samples to come differ from those of the saved run.
+
+    `goes_on`: the checkpoint keeps its order, so that another blend or length goes on where each dataset is,
+    unless something else has made another order.
+    """
+    before, now = _with_length(saved), _with_length(as_saved(config))
+    mocked = before["mock_data"] and now["mock_data"]
+    decisive = _DECIDES_SAMPLES if mocked else (*_DECIDES_SAMPLES, "split")
+    names = (
+        decisive if mocked or (goes_on and not _differ(before, now, decisive)) else (*decisive, *_OF_A_CORPUS)
+    )
+    return [
+        f"warning: {name} was {before[name]} when the checkpoint was saved and is {now[name]} now: "
+        "the samples still to come are not those that the saved run would have drawn"
+        for name in names
+        if before[name] != now[name]
+    ]
+
+
+def _differ(before: dict[str, Any], now: dict[str, Any], names: Sequence[str]) -> bool:
+    return any(before[name] != now[name] for name in names)
+
+
+def _with_length(settings: dict[str, Any]) -> dict[str, Any]:
+    """`settings` and, in samples, how long a run they describe."""
+    by_iterations = (settings["train_iters"] or 0) * settings["global_batch_size"]
+    return {**settings, "samples_of_the_run": settings["train_samples"] or by_iterations}
