@@ -9,7 +9,7 @@ import torch
 
 from megalite.generation.model import LoadedModel
 from megalite.generation.sampling import Sampling, draw
-from megalite.model.gpt import Head
+from megalite.model.ends import Head
 from megalite.parallel.mappings import all_reduce, finish, start_all_gather
 from megalite.pipeline.executor import run_schedule
 from megalite.pipeline.schedule import forward_only, one_f_one_b

@@ -18,7 +18,7 @@ from megalite.data.batch import Batch
 from megalite.generation.decode import generate
 from megalite.generation.model import LoadedModel, load_model
 from megalite.generation.sampling import Sampling
-from megalite.model.gpt import Head
+from megalite.model.ends import Head
 from megalite.parallel.params import record_of
 from megalite.parallel.topology import build_topology
 from megalite.training.loop import run
