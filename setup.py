@@ -48,6 +48,8 @@ def extension() -> Pybind11Extension:
 
 
 TEST = [
+    # the faster engine of preprocessing, beside the library that it must equal; no wheels for other Linux machines
+    'fastokens>=0.3.5; platform_system == "Linux" and platform_machine == "x86_64"',
     "hypothesis>=6.100",
     "mypy>=1.11",
     "pytest>=8.2",

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
+import multiprocessing
 import os
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -156,17 +159,28 @@ def flat_cases() -> Iterator[Case]:
 ADAMW_SCALARS = 8  # five scalars, two places of the border table and the border itself
 
 
+@functools.cache
+def launches() -> dict[str, list[Launch]]:
+    return {case.name: record(case.operation) for case in every_case()}
+
+
+def compile_case(name: str, target: str) -> list[Resources]:
+    return [compile_for(target, launch) for launch in launches()[name]]
+
+
 @pytest.fixture(scope="module")
 def compiled(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], list[Resources]]:
-    """Everything is compiled once, in one thread: CPython 3.11 loses count when two threads parse."""
+    """Everything is compiled once, in a process for each core: CPython 3.11 loses count when two threads
+    parse.
+    """
     if os.environ.get("TRITON_INTERPRET") == "1":
         pytest.skip("the interpreter cannot compile")
     os.environ["TRITON_CACHE_DIR"] = str(tmp_path_factory.mktemp("triton"))
-    launches: dict[str, list[Launch]] = {case.name: record(case.operation) for case in every_case()}
-    jobs = [(name, target) for name in launches for target in TARGETS]
-    return {
-        (name, target): [compile_for(target, launch) for launch in launches[name]] for name, target in jobs
-    }
+    jobs = list(itertools.product(launches(), TARGETS))
+    spawn = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(min(8, os.cpu_count() or 1), spawn) as processes:
+        made = processes.map(compile_case, *zip(*jobs, strict=True), chunksize=8)
+        return dict(zip(jobs, made, strict=True))
 
 
 @pytest.mark.parametrize("target", TARGETS)
