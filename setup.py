@@ -48,7 +48,7 @@ def extension() -> Pybind11Extension:
 
 
 TEST = [
-    # the faster engine of preprocessing, beside the library that it must equal; no wheels for other Linux machines
+    # the faster engine of preprocessing, which must equal the library; on Linux it has wheels for these only
     'fastokens>=0.3.5; platform_system == "Linux" and platform_machine == "x86_64"',
     "hypothesis>=6.100",
     "mypy>=1.11",

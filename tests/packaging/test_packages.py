@@ -43,7 +43,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     shutil.unpack_archive(archive, work, filter="data")
     source = work / archive.name.removesuffix(".tar.gz")
     pip = [sys.executable, "-m", "pip", "wheel", "--no-build-isolation", "--no-deps", "--no-index"]
-    # Nobody runs this build, so it is not optimised: the last -O counts, and the compiler's command comes first.
+    # What is built is imported and never runs, so it is not optimised: the last -O counts.
     compiler = work / "compiler"
     compiler.write_text(f'#!/bin/sh\nexec {sysconfig.get_config_var("CXX") or "c++"} "$@" -O0\n')
     compiler.chmod(0o755)
