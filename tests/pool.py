@@ -6,10 +6,8 @@ import gc
 import multiprocessing
 import os
 import pickle
-import shutil
 import signal
 import sys
-import tempfile
 import threading
 import time
 import traceback
@@ -18,7 +16,6 @@ from dataclasses import dataclass
 from datetime import timedelta
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
-from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
@@ -45,7 +42,7 @@ class Job:
     call: bytes  # pickle of (function, args)
     rank: int
     world_size: int
-    store: str
+    name: str
     timeout: float
     search_path: tuple[str, ...]
 
@@ -74,7 +71,8 @@ class WorkerPool:
     def __init__(self, size: int = 8) -> None:
         self.size = size
         self.workers: list[Worker] = []
-        self.directory = Path(tempfile.mkdtemp(prefix="megalite-pool-"))
+        # A server: who waits for a file looks again every 10 ms, for each peer of each group.
+        self.store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         self.jobs = 0
 
     def run(self, world_size: int, function: Callable[..., T], *args: Any, timeout: float = 120.0) -> list[T]:
@@ -90,9 +88,8 @@ class WorkerPool:
             self._start()
         self.jobs += 1
         call = pickle.dumps((function, args))
-        store = str(self.directory / f"store-{self.jobs}")
         for rank in range(world_size):
-            job = Job(call, rank, world_size, store, timeout, tuple(sys.path))
+            job = Job(call, rank, world_size, f"job {self.jobs}", timeout, tuple(sys.path))
             self.workers[rank].connection.send_bytes(pickle.dumps(job))
         try:
             results, failures = self._collect(world_size, timeout)
@@ -107,14 +104,13 @@ class WorkerPool:
         return [pickle.loads(results[rank]) for rank in range(world_size)]
 
     def shutdown(self) -> None:
-        """End every worker and remove the rendezvous files."""
+        """End every worker."""
         for worker in self.workers:
             worker.connection.close()  # an idle worker leaves at end of file
         deadline = time.monotonic() + 2.0
         for worker in self.workers:
             worker.process.join(max(0.0, deadline - time.monotonic()))
         self._kill()
-        shutil.rmtree(self.directory, ignore_errors=True)
 
     def _start(self) -> None:
         context = multiprocessing.get_context("forkserver")
@@ -125,7 +121,9 @@ class WorkerPool:
         try:
             for index in range(self.size):
                 ours, theirs = context.Pipe()
-                process = context.Process(target=serve, args=(theirs,), name=f"pool-{index}", daemon=True)
+                process = context.Process(
+                    target=serve, args=(theirs, self.store.port), name=f"pool-{index}", daemon=True
+                )
                 process.start()
                 theirs.close()
                 self.workers.append(Worker(process, ours))
@@ -184,7 +182,7 @@ class WorkerPool:
         self.workers = []
 
 
-def serve(connection: Connection) -> None:
+def serve(connection: Connection, port: int) -> None:
     """A worker's life: jobs until the connection closes."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the test session, which then closes the pipe
     threading.Thread(target=_die_with_parent, daemon=True).start()
@@ -192,21 +190,22 @@ def serve(connection: Connection) -> None:
     gc.freeze()  # a collection after each job need not go through the imported libraries
     if sys.platform == "linux":
         os.environ["GLOO_SOCKET_IFNAME"] = "lo"  # Gloo would look up the host's name, which may not resolve
+    store = dist.TCPStore("127.0.0.1", port, is_master=False)
     while True:
         try:
             message = connection.recv_bytes()
         except EOFError:
             return
-        connection.send_bytes(pickle.dumps(_run_job(pickle.loads(message))))
+        connection.send_bytes(pickle.dumps(_run_job(pickle.loads(message), store)))
 
 
-def _run_job(job: Job) -> bytes | Failure:
+def _run_job(job: Job, store: dist.Store) -> bytes | Failure:
     sys.path[:] = job.search_path
     try:
         function, args = pickle.loads(job.call)
         dist.init_process_group(
             "gloo",
-            store=dist.FileStore(job.store, job.world_size),
+            store=dist.PrefixStore(job.name, store),
             rank=job.rank,
             world_size=job.world_size,
             timeout=timedelta(seconds=job.timeout),
