@@ -156,10 +156,11 @@ def options(layout: Layout) -> dict[str, Options]:
     """
     axes = (layout.tensor > 1, layout.data > 1)
     turn = [one for one in LAYOUTS if (one.tensor > 1, one.data > 1) == axes].index(layout)
-    numbers = [number for number in (4, 2, 8, 1) if SAMPLES % (number * layout.data) == 0]
+    numbers = [number for number in (8, 4, 2, 1) if SAMPLES % (number * layout.data) == 0]
+    most = 16 // layout.tensor  # collectives of many ranks take long on few cores
     chosen = {}
     for place, variant in enumerate(MODELS, start=turn):
-        microbatches = numbers[place % len(numbers)]
+        microbatches = min(numbers[place % len(numbers)], most)
         own = place - turn + LAYOUTS.index(layout)
         zero_stage = own % (4 if layout.pipeline == 1 else 2) if axes[1] else 0
         chosen[variant] = Options(
