@@ -25,7 +25,7 @@ def make_config(
     reduce_in_bf16: bool = False,
 ) -> Config:
     options = Options(
-        2,
+        4,
         layout.tensor > 1,
         overlap_grad_reduce=True,
         offload_fraction=offload_fraction,

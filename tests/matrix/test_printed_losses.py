@@ -16,11 +16,11 @@ from tests.pool import WorkerPool
 STEPS = 20
 VARIANTS = ("gpt2", "llama")
 CASES = [
-    (Layout(2, 1, 1), Options(4, sequence_parallel=True)),
+    (Layout(2, 1, 1), Options(8, sequence_parallel=True)),
     (Layout(1, 2, 1), Options(2)),
     (Layout(1, 1, 2), Options(4, overlap_grad_reduce=True, ddp_bucket_size=2000)),
     (Layout(2, 2, 1), Options(16)),
-    (Layout(2, 2, 2), Options(2, sequence_parallel=True, overlap_grad_reduce=True)),
+    (Layout(2, 2, 2), Options(4, sequence_parallel=True, overlap_grad_reduce=True)),
     (Layout(1, 4, 2), Options(4)),
     (Layout(4, 1, 1), Options(16, sequence_parallel=True)),
 ]
