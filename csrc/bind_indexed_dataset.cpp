@@ -258,7 +258,8 @@ void bind_indexed_dataset(py::module_ &module) {
                                    return State(state.tokens, state.sequences, state.documents, state.checksum);
                                })
         .def("flush", &IndexedWriter::flush, py::arg("sync"), py::call_guard<py::gil_scoped_release>())
-        .def("publish", &IndexedWriter::publish, py::arg("sync"), py::call_guard<py::gil_scoped_release>());
+        .def("complete", &IndexedWriter::complete, py::arg("sync"), py::call_guard<py::gil_scoped_release>())
+        .def("publish", &IndexedWriter::publish, py::call_guard<py::gil_scoped_release>());
 
     py::class_<ArraySampleReader>(module, "SampleReader")
         .def(py::init(&make_sample_reader), py::arg("dataset"), py::arg("document_index"), py::arg("sample_index"),

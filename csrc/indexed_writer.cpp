@@ -136,7 +136,8 @@ void IndexedWriter::flush(bool sync) {
     state_.checksum = bin_.checksum();
 }
 
-void IndexedWriter::publish(bool sync) {
+void IndexedWriter::complete(bool sync) {
+    if (complete_) return;
     flush(false);
     const uint64_t sequences = static_cast<uint64_t>(state_.sequences), documents = static_cast<uint64_t>(state_.documents);
     if (boundary_ != state_.sequences)
@@ -175,6 +176,11 @@ void IndexedWriter::publish(bool sync) {
     idx_.write_at(0, header, kHeaderBytes);
     bin_.flush(sync);
     idx_.flush(sync);
+    complete_ = true;
+}
+
+void IndexedWriter::publish() {
+    if (!complete_) fail(prefix_, ": published before it is complete");
     bin_.close();
     idx_.close();
     std::remove((prefix_ + ".idx").c_str()); // or a kill in between would leave an earlier index beside the new tokens

@@ -69,8 +69,10 @@ class IndexedWriter {
     void add_documents(const int64_t *sequences_each, uint64_t count);
     // Everything so far is in the files, and on the disk if `sync`.
     void flush(bool sync);
-    // Completes the .idx and gives both files their final names; with `sync` they are on the disk before that.
-    void publish(bool sync);
+    // Completes the .idx, once; with `sync` both files are on the disk then.
+    void complete(bool sync);
+    // Gives the complete files their final names.
+    void publish();
 
     static std::string partial(const std::string &path) { return path + ".partial"; }
 
@@ -79,5 +81,6 @@ class IndexedWriter {
     const TokenType &type_;
     WriterState state_;
     int64_t boundary_ = 0; // where the last document ends
+    bool complete_ = false;
     OutputFile boundaries_, bin_, idx_; // idx_ holds the header's place and the lengths until publish() adds the rest
 };

@@ -120,12 +120,14 @@ def tokenizer_of(args: argparse.Namespace) -> Tokenizer | None:
 
 
 def describe(args: argparse.Namespace, prefix: str) -> None:
+    from megalite.data.dataset_files import DatasetFiles
     from megalite.data.dataset_info import read_info
-    from megalite.data.indexed_dataset import open_dataset
     from megalite.data.length_histogram import draw_png, draw_text, length_histogram
     from megalite.data.verify import verify
 
-    dataset = open_dataset(prefix)
+    with DatasetFiles(prefix) as files:
+        dataset = files.dataset
+        bins = length_histogram(files.lengths())
     print(
         f"{prefix}: {dataset.documents:,} documents, {dataset.sequences:,} sequences, {dataset.tokens:,} "
         f"tokens of {dataset.dtype}"
@@ -143,7 +145,6 @@ def describe(args: argparse.Namespace, prefix: str) -> None:
     if args.verify:
         summary = verify(prefix, args.vocab_size)
         print(f"  verified: largest id {summary.largest_id}, crc32 {summary.crc32:08x}")
-    bins = length_histogram(dataset)
     print("  tokens in a sequence           sequences")
     print(draw_text(bins))
     if args.histogram_png is not None:
@@ -156,13 +157,19 @@ def describe(args: argparse.Namespace, prefix: str) -> None:
 
 def show_document(dataset: IndexedDataset, document: int, tokenizer: Tokenizer | None) -> None:
     from megalite.data.errors import DataError
+    from megalite.data.tokenizer.base import library_errors
 
     if not 0 <= document < dataset.documents:
         raise DataError(f"--document {document}: {dataset.prefix} has documents 0 to {dataset.documents - 1}")
     for sequence in range(dataset.boundaries[document], dataset.boundaries[document + 1]):
         ids = dataset.sequence(sequence).tolist()
         print(f"--- document {document}, sequence {sequence}: {len(ids)} tokens")
-        print(tokenizer.decode(ids) if tokenizer is not None else " ".join(map(str, ids)))
+        if tokenizer is None:
+            print(" ".join(map(str, ids)))
+            continue
+        with library_errors(f"{dataset.prefix}: document {document}: cannot be decoded"):
+            text = tokenizer.decode(ids)
+        print(text)
 
 
 def show_run(args: argparse.Namespace) -> None:
@@ -295,4 +302,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        print("inspect_data: interrupted", file=sys.stderr)
+        sys.exit(130)

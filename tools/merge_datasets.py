@@ -56,4 +56,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        print("merge_datasets: interrupted; the same command starts anew", file=sys.stderr)
+        sys.exit(130)

@@ -146,7 +146,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     os.environ.setdefault("RAYON_NUM_THREADS", str(args.workers))  # read when the tokenizers library starts
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
     from megalite.data.errors import DataError
-    from megalite.data.inputs import find_inputs, take_partition
+    from megalite.data.inputs import corpus_hash, find_inputs, take_partition
     from megalite.data.preprocess import PreprocessPlan, preprocess
     from megalite.data.progress import ProgressDisplay
     from megalite.data.tokenizer import build_tokenizer
@@ -165,7 +165,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         forced = text_format if args.input_format == "text" else args.input_format
         inputs = find_inputs(args.input, text_format, forced)
         partition = partition_of(args)
+        corpus = None
         if partition is not None:
+            corpus = corpus_hash(inputs)
             inputs = take_partition(inputs, *partition)
         if args.engine != "library":
             from megalite.data.engine_check import choose_engine
@@ -182,6 +184,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             dtype=None if args.dtype == "megatron" else args.dtype,
             skip_errors=args.on_error == "skip",
             partition=partition,
+            corpus=corpus,
         )
         with ProgressDisplay(plan.inputs, args.log_interval) as display:
             infos = preprocess(plan, tokenizer, display.show)
@@ -191,9 +194,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     except OSError as error:
         print(f"preprocess_data: error: {error}; the same command continues", file=sys.stderr)
         return 1
-    except KeyboardInterrupt:
-        print("preprocess_data: interrupted; the same command continues", file=sys.stderr)
-        return 130
     for key, info in zip(args.json_keys, infos, strict=True):
         print(f"{plan.prefix(key)}: {info.documents:,} documents, {info.tokens:,} tokens of {info.dtype}")
     if display.skipped:
@@ -205,4 +205,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        print("preprocess_data: interrupted; the same command continues", file=sys.stderr, flush=True)
+        os._exit(130)  # Python would first wait for the tokenizer's threads, which may be in a long document

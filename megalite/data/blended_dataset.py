@@ -88,12 +88,25 @@ class BlendedDataset:
             raise DataError(
                 f"samples {samples.min()} to {samples.max()} asked for, but the blend has {len(self)}"
             )
-        _C.read_samples(
-            self._readers,
-            self.dataset_index[samples].astype(np.int64),
-            self.dataset_sample_index[samples],
-            out,
-        )
+        datasets, picked = self.dataset_index[samples].astype(np.int64), self.dataset_sample_index[samples]
+        try:
+            _C.read_samples(self._readers, datasets, picked, out)
+        except DataError:
+            self._check_index(datasets, picked)
+            raise
+
+    def _check_index(self, datasets: np.ndarray, picked: np.ndarray) -> None:
+        """Raises DataError when the index has a sample that the dataset has not; looked at only when reading
+        fails.
+        """
+        sizes = np.array([len(dataset) for dataset in self.datasets])[datasets]
+        wrong = np.flatnonzero((picked < 0) | (picked >= sizes))
+        if len(wrong):
+            name = getattr(self.dataset_sample_index, "filename", None) or "the blend's index"
+            raise DataError(
+                f"{name}: asks for sample {picked[wrong[0]]} of {self.datasets[datasets[wrong[0]]].prefix}, "
+                f"which has {sizes[wrong[0]]}; it is damaged: remove its folder, it is built again"
+            )
 
     def pieces(self, sample: int) -> list[Piece]:
         """Where the tokens of `sample` come from."""

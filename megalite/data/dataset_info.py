@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -11,10 +12,11 @@ import orjson
 from megalite import __version__
 from megalite.data.errors import DataError
 from megalite.data.indexed_dataset import DatasetWriter
-from megalite.data.inputs import Part
+from megalite.data.inputs import Part, printable
 from megalite.data.tokenizer import Tokenizer
 
 FORMAT = 1
+MOST_BYTES = 256 << 20  # of a description: that of a million sources has less
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,8 @@ class DatasetInfo:
     sources: tuple[str, ...]
     partition: tuple[int, int] | None = None
     """(index, partitions) when this is one share of several, to be merged."""
+    corpus: str | None = None
+    """Hash of the names and sizes of all inputs, of which this is a share."""
 
     @staticmethod
     def of(
@@ -49,6 +53,7 @@ class DatasetInfo:
         inputs: Sequence[Part],
         key: str,
         partition: tuple[int, int] | None,
+        corpus: str | None,
     ) -> DatasetInfo:
         state = writer.state
         return DatasetInfo(
@@ -63,30 +68,52 @@ class DatasetInfo:
             documents=state.documents,
             crc32=state.checksum,
             key=key,
-            sources=tuple(part.path for part in inputs),
+            sources=tuple(printable(part.path) for part in inputs),
             partition=partition,
+            corpus=corpus,
         )
 
 
-def write_info(prefix: str, info: DatasetInfo) -> None:
-    path = Path(f"{prefix}.json")
+def publish_with_info(writer: DatasetWriter, info: DatasetInfo) -> None:
+    """Give a complete dataset and its description their final names; all is on the disk before."""
+    path = Path(f"{writer.prefix}.json")
     temporary = path.with_name(f"{path.name}.partial")
-    temporary.write_bytes(orjson.dumps(asdict(info), option=orjson.OPT_INDENT_2))
+    with temporary.open("wb") as file:
+        file.write(orjson.dumps(asdict(info), option=orjson.OPT_INDENT_2))
+        file.flush()
+        os.fsync(file.fileno())
+    writer.publish()
     temporary.rename(path)
 
 
 def read_info(prefix: str) -> DatasetInfo | None:
     """What the JSON beside `prefix.idx` says; None when there is none. Raises DataError for a damaged
-    one.
+    one, or one that is something else.
     """
     path = Path(f"{prefix}.json")
     if not path.is_file():
         return None
     try:
+        if path.stat().st_size > MOST_BYTES:
+            raise ValueError(f"it has more than {MOST_BYTES >> 20} MiB")
         content = orjson.loads(path.read_bytes())
         partition = content["partition"] and tuple(content["partition"])
-        return DatasetInfo(**{**content, "sources": tuple(content["sources"]), "partition": partition})
+        info = DatasetInfo(**{**content, "sources": tuple(content["sources"]), "partition": partition})
+        _check_types(info)
+        return info
     except (ValueError, TypeError, KeyError) as error:
         raise DataError(
             f"{path}: cannot be read as a dataset's description: {error}; move it away to go on without"
         ) from None
+
+
+def _check_types(info: DatasetInfo) -> None:
+    eod = () if info.eod is None else (info.eod,)
+    hashes = [text for text in (info.tokenizer, info.corpus) if text is not None]
+    texts = (info.megalite, info.dtype, info.key, *hashes, *info.sources)
+    numbers = (info.vocab_size, info.tokens, info.sequences, info.documents, info.crc32, *eod)
+    index, partitions = info.partition or (0, 1)
+    if not all(isinstance(number, int) for number in (*numbers, index, partitions)):
+        raise TypeError("a number in it is none")
+    if not all(isinstance(text, str) for text in texts):
+        raise TypeError("a text in it is none")

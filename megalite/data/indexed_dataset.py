@@ -109,12 +109,20 @@ class DatasetWriter:
         self._writer.flush(self.sync)
         return self.state
 
+    def complete(self) -> WriterState:
+        """Write all that `publish` has to give a name to, the last thing that needs room; returns what was
+        written, checksum included.
+        """
+        self._writer.complete(self.sync)
+        return self.state
+
     def publish(self) -> None:
         """Complete the index and give both files their final names, in place of earlier ones and their
         description.
         """
+        self.complete()
         Path(f"{self.prefix}.json").unlink(missing_ok=True)
-        self._writer.publish(self.sync)
+        self._writer.publish()
         self._published = True
 
     def __enter__(self) -> DatasetWriter:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import glob
+import hashlib
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,6 +23,11 @@ class Part(NamedTuple):
     """json, text, paragraphs or parquet."""
     start: int = 0
     end: int = -1
+
+
+def printable(path: str) -> str:
+    """`path`, with bytes of it that are no UTF-8 as escapes."""
+    return os.fsencode(path).decode("utf-8", errors="backslashreplace")
 
 
 def read_once(path: str) -> bool:
@@ -65,6 +71,14 @@ def _find_files(patterns: Sequence[str]) -> list[str]:
                 raise DataError(f"--input {pattern}: no such file, folder or match")
             found.extend(matches)
     return found
+
+
+def corpus_hash(parts: Sequence[Part]) -> str:
+    """Of what decides the shares of `take_partition`: names, without folders, and sizes of all files."""
+    digest = hashlib.blake2b(digest_size=16)
+    for part in parts:
+        digest.update(os.fsencode(f"{os.path.basename(part.path)}\0{os.path.getsize(part.path)}\0"))
+    return digest.hexdigest()
 
 
 def take_partition(parts: Sequence[Part], index: int, partitions: int) -> list[Part]:

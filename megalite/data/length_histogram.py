@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
 from megalite.data.errors import DataError
-from megalite.data.indexed_dataset import IndexedDataset
 
 BAR_WIDTH = 50
 
@@ -22,12 +22,10 @@ class Bin(NamedTuple):
     tokens: int
 
 
-def length_histogram(dataset: IndexedDataset) -> list[Bin]:
-    """Powers of two: 0, 1, 2 to 3, 4 to 7, ..."""
-    lengths = dataset.lengths
+def length_histogram(lengths: Iterable[np.ndarray]) -> list[Bin]:
+    """Of lengths in pieces. Powers of two: 0, 1, 2 to 3, 4 to 7, ..."""
     counts, sums = np.zeros(33, dtype=np.int64), np.zeros(33, dtype=np.int64)
-    for start in range(0, len(lengths), 1 << 22):
-        part = lengths[start : start + (1 << 22)]
+    for part in lengths:
         bins = np.frexp(part.astype(np.float64))[1]  # bits of the length
         counts += np.bincount(bins, minlength=33)
         sums += np.bincount(bins, weights=part, minlength=33).astype(np.int64)

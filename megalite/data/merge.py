@@ -8,14 +8,10 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-import numpy as np
-
-from megalite.data.dataset_info import DatasetInfo, read_info, write_info
+from megalite.data.dataset_files import DatasetFiles
+from megalite.data.dataset_info import DatasetInfo, publish_with_info, read_info
 from megalite.data.errors import DataError
-from megalite.data.indexed_dataset import DatasetWriter, IndexedDataset, WriterState, open_dataset
-
-CHUNK_TOKENS = 1 << 22
-CHUNK_SEQUENCES = 1 << 20
+from megalite.data.indexed_dataset import DatasetWriter, WriterState, open_dataset
 
 
 def merge(
@@ -32,34 +28,36 @@ def merge(
     read_info(output_prefix)  # a file of its name that is no description is not written over
     info = _common_info(prefixes)
     dtype = _common_dtype(prefixes)
-    with DatasetWriter(output_prefix, dtype) as writer:
-        for prefix in prefixes:
-            _append(writer, open_dataset(prefix))
-            report(prefix)
-    state = writer.state
-    if info is not None:
-        whole = replace(
-            info,
-            tokens=state.tokens,
-            sequences=state.sequences,
-            documents=state.documents,
-            crc32=state.checksum,
-        )
-        write_info(output_prefix, whole)
+    writer = DatasetWriter(output_prefix, dtype)
+    for prefix in prefixes:
+        with DatasetFiles(prefix) as files:
+            _append(writer, files)
+        report(prefix)
+    state = writer.complete()
+    if info is None:
+        writer.publish()
+        return state
+    whole = replace(
+        info,
+        tokens=state.tokens,
+        sequences=state.sequences,
+        documents=state.documents,
+        crc32=state.checksum,
+    )
+    publish_with_info(writer, whole)
     return state
 
 
-def _append(writer: DatasetWriter, dataset: IndexedDataset) -> None:
+def _append(writer: DatasetWriter, files: DatasetFiles) -> None:
     """Documents in pieces: first all tokens, then all lengths, then all boundaries; the three go to files
     of their own.
     """
-    stream, lengths, boundaries = dataset.stream(), dataset.lengths, dataset.boundaries
-    for start in range(0, len(stream), CHUNK_TOKENS):
-        writer.add_tokens(stream[start : start + CHUNK_TOKENS])
-    for start in range(0, len(lengths), CHUNK_SEQUENCES):
-        writer.add_sequences(lengths[start : start + CHUNK_SEQUENCES])
-    for start in range(0, dataset.documents, CHUNK_SEQUENCES):
-        writer.add_documents(np.diff(boundaries[start : start + CHUNK_SEQUENCES + 1]))
+    for tokens in files.tokens():
+        writer.add_tokens(tokens)
+    for lengths in files.lengths():
+        writer.add_sequences(lengths)
+    for sequences in files.sequences_of_documents():
+        writer.add_documents(sequences)
 
 
 def _common_dtype(prefixes: Sequence[str]) -> str:
@@ -98,7 +96,7 @@ def _common_info(prefixes: Sequence[str]) -> DatasetInfo | None:
     if len(known) < len(prefixes):
         return None
     sources = tuple(source for info in known.values() for source in info.sources)
-    return replace(model, sources=tuple(dict.fromkeys(sources)), partition=None)
+    return replace(model, sources=tuple(dict.fromkeys(sources)), partition=None, corpus=None)
 
 
 def _check_partitions(infos: Mapping[str, DatasetInfo]) -> None:
@@ -117,3 +115,10 @@ def _check_partitions(infos: Mapping[str, DatasetInfo]) -> None:
             f"{next(iter(shares))}: one of {partitions} partitions of a corpus, which must all be given in "
             f"order; {text}"
         )
+    first = next(iter(shares))
+    for prefix in shares:
+        if infos[prefix].corpus != infos[first].corpus:
+            raise DataError(
+                f"{prefix}: its inputs had other names, sizes or another order than those of {first}; shares "
+                "of two corpora do not make one: do one of them again"
+            )

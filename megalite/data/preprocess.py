@@ -11,6 +11,7 @@ in the same bytes.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections import deque
@@ -22,11 +23,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from megalite.data.dataset_info import DatasetInfo, write_info
+from megalite.data.dataset_info import DatasetInfo, publish_with_info
 from megalite.data.documents import parse_document, parse_strings
 from megalite.data.errors import DataError
 from megalite.data.indexed_dataset import DatasetWriter, token_dtype
-from megalite.data.inputs import Part
+from megalite.data.inputs import Part, printable
 from megalite.data.records import Records, line_number, read_records
 from megalite.data.resume import Checkpoint, Place, RunState
 from megalite.data.skipped import Skip, SkippedList
@@ -54,6 +55,8 @@ class PreprocessPlan:
     """Leave out documents that cannot be used and list them, instead of stopping at the first."""
     partition: tuple[int, int] | None = None
     """(index, partitions) when the inputs are one share of several."""
+    corpus: str | None = None
+    """`corpus_hash` of all the inputs then."""
 
     def prefix(self, key: str) -> str:
         """Where the dataset of one key goes, as in Megatron-LM."""
@@ -101,13 +104,14 @@ class _Batch:
     counts: list[list[int]]  # by key, the sequences of each document
     skipped: list[Skip]
 
-    def refuse(self, number: int, error: Exception, skip: bool) -> None:
+    def refuse(self, number: int, error: BaseException, skip: bool) -> None:
         """Record `number` cannot be used: raise DataError that says so, or note it."""
         line = line_number(self.part, number)
-        message = f"{self.part.path}:{line}: {error}"
+        path = printable(self.part.path)
+        message = f"{path}:{line}: {error}"
         if not skip:
             raise DataError(message) from None
-        self.skipped.append(Skip(self.part.path, line, message))
+        self.skipped.append(Skip(path, line, message))
 
 
 def preprocess(
@@ -122,22 +126,18 @@ def preprocess(
     eod = tokenizer.check_eod() if plan.append_eod else None
     dtype = plan.dtype or token_dtype(tokenizer.vocab_size)
     state = RunState(plan.stem, plan.inputs, _recipe(plan, tokenizer, dtype))
-    start = state.load()
-    if start is None or not all(
-        written is None or DatasetWriter.can_resume(plan.prefix(key), dtype, written)
-        for key, written in zip(plan.json_keys, start.written, strict=True)
-    ):
-        start = Checkpoint.nothing(len(plan.json_keys))
     progress = Progress()
     encode = partial(_encode, tokenizer=tokenizer, eod=eod, skip_errors=plan.skip_errors)
     last_checkpoint = time.monotonic()
-    with SkippedList(plan.stem, start.skipped) as skipped, ThreadPoolExecutor(plan.workers + 1) as pool:
+    with SkippedList(plan.stem) as skipped, _threads(plan.workers + 1) as pool:
+        start = _start(plan, state, skipped, dtype)
+        skipped.go_on(start.skipped)
         writers = [
             DatasetWriter(plan.prefix(key), dtype, resume)
             for key, resume in zip(plan.json_keys, start.written, strict=True)
         ]
         progress.tokens = sum(writer.state.tokens for writer in writers)
-        for batch, encodings in _encode_in_order(_read_batches(plan, start.place), encode, pool):
+        for batch, encodings in _encode_in_order(_read_batches(plan, start.place, state), encode, pool):
             for writer, encoded in zip(writers, encodings, strict=True):
                 writer.add(encoded.tokens, encoded.lengths, encoded.sequences)
                 progress.tokens += len(encoded.tokens)
@@ -148,15 +148,45 @@ def preprocess(
             if time.monotonic() - last_checkpoint > CHECKPOINT_SECONDS:
                 state.save(Checkpoint(batch.place, [writer.flush() for writer in writers], skipped.flush()))
                 last_checkpoint = time.monotonic()
-    infos = []
-    for key, writer in zip(plan.json_keys, writers, strict=True):
-        writer.publish()  # its last flush completes the checksum
-        info = DatasetInfo.of(writer, dtype, tokenizer, eod, plan.inputs, key, plan.partition)
-        write_info(plan.prefix(key), info)
-        infos.append(info)
-    skipped.publish()
-    state.remove()
+        for writer in writers:  # first all that takes time and room, then the names
+            writer.complete()
+        skipped.flush()
+        infos = []
+        for key, writer in zip(plan.json_keys, writers, strict=True):
+            info = DatasetInfo.of(
+                writer, dtype, tokenizer, eod, plan.inputs, key, plan.partition, plan.corpus
+            )
+            publish_with_info(writer, info)
+            infos.append(info)
+        state.remove()
+        skipped.publish()
     return infos
+
+
+@contextlib.contextmanager
+def _threads(count: int) -> Iterator[ThreadPoolExecutor]:
+    """A pool whose end waits for nothing: after an error nobody wants what its threads are busy with."""
+    pool = ThreadPoolExecutor(count)
+    try:
+        yield pool
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _start(plan: PreprocessPlan, state: RunState, skipped: SkippedList, dtype: str) -> Checkpoint:
+    """Where an interrupted run of the same work stands, or the beginning."""
+    start = state.load()
+    if (
+        start is not None
+        and skipped.holds(start.skipped[1])
+        and all(
+            written is None or DatasetWriter.can_resume(plan.prefix(key), dtype, written)
+            for key, written in zip(plan.json_keys, start.written, strict=True)
+        )
+    ):
+        return start
+    state.remove()  # or it would be taken for the state of the files that are written from now on
+    return Checkpoint.nothing(len(plan.json_keys))
 
 
 def _check_outputs(plan: PreprocessPlan) -> None:
@@ -186,8 +216,10 @@ def _recipe(plan: PreprocessPlan, tokenizer: Tokenizer, dtype: str) -> dict[str,
     }
 
 
-def _read_batches(plan: PreprocessPlan, start: Place) -> Iterator[_Batch]:
-    """The inputs from `start` on, cut into batches that never span two files."""
+def _read_batches(plan: PreprocessPlan, start: Place, state: RunState) -> Iterator[_Batch]:
+    """The inputs from `start` on, cut into batches that never span two files. Raises DataError behind an
+    input that has changed since the run began.
+    """
     documents, input_bytes = start.documents, start.input_bytes
     for number in range(start.input, len(plan.inputs)):
         part = plan.inputs[number]
@@ -197,6 +229,7 @@ def _read_batches(plan: PreprocessPlan, start: Place) -> Iterator[_Batch]:
             input_bytes += records.size
             place = Place(number, records.number, records.offset, documents, input_bytes)
             yield _parse(records, part, place, plan)
+        state.check_unchanged(number)
 
 
 def _parse(records: Records, part: Part, place: Place, plan: PreprocessPlan) -> _Batch:
@@ -253,7 +286,7 @@ def _encode(batch: _Batch, tokenizer: Tokenizer, eod: int | None, skip_errors: b
             encode_documents(texts, counts, tokenizer, eod)
             for texts, counts in zip(batch.texts, batch.counts, strict=True)
         ]
-    except Exception as error:  # a tokenizer's library may raise anything
+    except BaseException as error:  # a tokenizer's library may raise anything; Rust's panic is no Exception
         if not _leave_out(batch, tokenizer, skip_errors):
             raise DataError(f"{batch.part.path}: up to record {batch.place.records}: {error}") from error
         return _encode(batch, tokenizer, eod, skip_errors)
@@ -268,7 +301,7 @@ def _leave_out(batch: _Batch, tokenizer: Tokenizer, skip_errors: bool) -> bool:
             for texts, start in zip(batch.texts, starts, strict=True):
                 tokenizer.encode_flat(texts[start[i] : start[i + 1]])
             good.append(i)
-        except Exception as cause:  # a tokenizer's library may raise anything; the record is named
+        except BaseException as cause:  # as above; the record is named
             batch.refuse(number, cause, skip_errors)
     if len(good) == len(batch.numbers):
         return False

@@ -18,7 +18,8 @@ from megalite.data.inputs import COMPRESSED, STDIN, Part
 from megalite.data.zstd_stream import ZstdStream
 
 READ_BYTES = 1 << 20
-PARQUET_ROWS = 1024
+LONGEST_RECORD = 1 << 30  # bytes; a decompression bomb, or a file that is no text, is one endless line
+PARQUET_ROWS = 256  # at once, or fewer of large ones; of 1 MiB each where a dictionary repeats them
 
 
 class Records(NamedTuple):
@@ -51,7 +52,8 @@ def read_records(
     """The records of `part` behind the first `skip`, which end at `offset`; so many at a time that they reach
     `most_bytes` or `most_records`.
 
-    Raises DataError naming the file and the last good record when it cannot be opened, read or decompressed.
+    Raises DataError naming the file and the last good record when it cannot be opened, read or decompressed,
+    and for a record of more than LONGEST_RECORD.
     """
     if part.format == "parquet":
         yield from _grouped(_read_rows(part.path, keys, skip), most_bytes, most_records, skip)
@@ -122,7 +124,7 @@ def _lines(
     if skip > 0 and not part.path.endswith(COMPRESSED):  # go on where the skipped lines end
         number, position = skip, offset
         stream.seek(offset)
-    for content in islice(stream, skip - number):
+    for content in islice(_all_lines(stream), skip - number):
         number += 1
         position += len(content)
     until = part.end if part.end >= 0 else sys.maxsize
@@ -140,7 +142,7 @@ def _grouped_lines(
     contents: list[bytes] = []
     size, enough = 0, min(most_bytes, until - position)
     try:
-        for content in stream:
+        for content in _all_lines(stream):
             contents.append(content)
             size += len(content)
             if size >= enough or len(contents) >= most_records:
@@ -163,22 +165,40 @@ def _first_line_start(file: BinaryIO, start: int) -> int:
     return start - 1 + len(file.readline())
 
 
+def _all_lines(stream: BinaryIO) -> Iterator[bytes]:
+    """Those of `stream`. Raises OSError for one that is too long."""
+    for content in iter(functools.partial(stream.readline, LONGEST_RECORD + 1), b""):
+        if len(content) > LONGEST_RECORD:
+            raise _TooLong("line")
+        yield content
+
+
+class _TooLong(OSError):
+    def __init__(self, what: str) -> None:
+        super().__init__(f"the {what} that follows has more than {LONGEST_RECORD:,} bytes")
+
+
 def _whole(stream: BinaryIO) -> Iterator[_Record]:
-    content = stream.read()
+    content = stream.read(LONGEST_RECORD + 1)
+    if len(content) > LONGEST_RECORD:
+        raise _TooLong("text")
     yield _Record(len(content), len(content), content)
 
 
 def _paragraphs(stream: BinaryIO) -> Iterator[_Record]:
     """Runs of lines that are not blank, each with the line ends inside it."""
-    position = 0
+    position = size = 0
     lines: list[bytes] = []
-    for line in stream:
+    for line in _all_lines(stream):
         position += len(line)
         if line.strip():
             lines.append(line)
+            size += len(line)
+            if size > LONGEST_RECORD:
+                raise _TooLong("paragraph")
         elif lines:
             yield _paragraph(position, lines)
-            lines = []
+            lines, size = [], 0
     if lines:
         yield _paragraph(position, lines)
 
@@ -197,29 +217,48 @@ def _read_rows(path: str, keys: Sequence[str], skip: int) -> Iterator[_Record]:
         raise DataError(f"{path}: reading .parquet needs the package pyarrow: pip install pyarrow") from None
     number = 0
     try:
-        with pyarrow.parquet.ParquetFile(path) as file:
+        with pyarrow.parquet.ParquetFile(
+            path, buffer_size=READ_BYTES, page_checksum_verification=True
+        ) as file:
             known = set(file.schema_arrow.names)
             columns = sorted({key if key in known else key.split(".")[0] for key in keys} & known)
-            for batch in file.iter_batches(PARQUET_ROWS, columns=columns):
-                size = batch.nbytes // max(batch.num_rows, 1)
-                if number + batch.num_rows <= skip:
-                    number += batch.num_rows
-                    continue
-                for row in _rows(batch):
-                    number += 1
-                    if number > skip:
-                        yield _Record(number, size, row)
+            for group in range(file.num_row_groups):
+                rows = _rows_at_once(file.metadata.row_group(group), columns)
+                for batch in file.iter_batches(rows, [group], columns):
+                    size = batch.nbytes // max(batch.num_rows, 1)
+                    if number + batch.num_rows <= skip:
+                        number += batch.num_rows
+                        continue
+                    for row in _rows(batch):
+                        number += 1
+                        if number > skip:
+                            yield _Record(number, size, row)
     except (OSError, pyarrow.ArrowException) as error:
         raise DataError(f"{path}: after row {number}: cannot be read: {error}") from None
 
 
+def _rows_at_once(group: Any, columns: Sequence[str]) -> int:
+    """How many rows of a row group with this metadata have some READ_BYTES in `columns`."""
+    chunks = [group.column(i) for i in range(group.num_columns)]
+    size = sum(
+        chunk.total_uncompressed_size
+        for chunk in chunks
+        if any(f"{chunk.path_in_schema}.".startswith(f"{name}.") for name in columns)
+    )
+    return max(1, min(PARQUET_ROWS, READ_BYTES * group.num_rows // max(size, 1)))
+
+
 def _rows(batch: Any) -> list[Any]:
-    """The rows of a RecordBatch as dicts; a DataError where one holds text that is none."""
+    """The rows of a RecordBatch as dicts; a DataError where one holds what Python has no value for, as text
+    that is none.
+    """
     try:
         return list(batch.to_pylist())
-    except UnicodeDecodeError as error:
-        if batch.num_rows == 1:
+    except (ValueError, OverflowError) as error:
+        if batch.num_rows == 1 and isinstance(error, UnicodeDecodeError):
             return [DataError(f"not valid UTF-8: {error.reason} at byte {error.start}")]
+        if batch.num_rows == 1:
+            return [DataError(f"cannot be read: {error}")]
         return [row for i in range(batch.num_rows) for row in _rows(batch.slice(i, 1))]
 
 

@@ -10,8 +10,9 @@ from typing import NamedTuple
 
 import orjson
 
+from megalite.data.errors import DataError
 from megalite.data.indexed_dataset import WriterState
-from megalite.data.inputs import Part, read_once
+from megalite.data.inputs import Part, printable, read_once
 
 
 class Place(NamedTuple):
@@ -49,10 +50,27 @@ class RunState:
     def __init__(self, output_prefix: str, inputs: Sequence[Part], recipe: dict[str, object]) -> None:
         """`recipe`: everything but the inputs that decides the output."""
         self.path = Path(f"{output_prefix}.progress.json")
-        self._resumable = not any(read_once(part.path) for part in inputs)
-        files = [_stamp(part) for part in inputs] if self._resumable else []
+        self._inputs = inputs
+        self._stamps = [None if read_once(part.path) else _stamp(part.path) for part in inputs]
+        self._resumable = None not in self._stamps
+        files = [
+            [printable(os.path.abspath(part.path)), *part[1:], *(stamp or ())]
+            for part, stamp in zip(inputs, self._stamps, strict=True)
+        ]
         text = orjson.dumps({"recipe": recipe, "inputs": files}, option=orjson.OPT_SORT_KEYS)
         self.run = hashlib.blake2b(text, digest_size=16).hexdigest()
+
+    def check_unchanged(self, number: int) -> None:
+        """Raises DataError when input `number` is not what it was when the run began: what was read of it
+        may be of either.
+        """
+        path, stamp = self._inputs[number].path, self._stamps[number]
+        try:
+            unchanged = stamp is None or _stamp(path) == stamp
+        except OSError:
+            unchanged = False
+        if not unchanged:
+            raise DataError(f"{path}: changed while it was read; the same command starts anew")
 
     def load(self) -> Checkpoint | None:
         """How far an earlier run of the same work came; None when there was none, or it was other work."""
@@ -87,6 +105,6 @@ class RunState:
         self.path.unlink(missing_ok=True)
 
 
-def _stamp(part: Part) -> list[object]:
-    status = os.stat(part.path)
-    return [os.path.abspath(part.path), *part[1:], status.st_size, status.st_mtime_ns]
+def _stamp(path: str) -> tuple[int, int]:
+    status = os.stat(path)
+    return status.st_size, status.st_mtime_ns

@@ -25,23 +25,43 @@ class Skip(NamedTuple):
 class SkippedList:
     """Written under a temporary name; it gets its own only if anything was skipped.
 
-    Its lock keeps a second run from writing the same output.
+    Its lock, held until then, keeps a second run from writing the same output.
     """
 
-    def __init__(self, output_prefix: str, resume: tuple[int, int]) -> None:
-        """`resume`: (count, bytes) of an interrupted run's list to keep."""
+    def __init__(self, output_prefix: str) -> None:
+        """Takes the lock; what an interrupted run has listed stays until `go_on`. Raises DataError."""
         self.path = Path(f"{output_prefix}.skipped.jsonl")
         self._partial = self.path.with_name(f"{self.path.name}.partial")
-        self.count, size = resume
+        self.count = 0
         self._partial.parent.mkdir(parents=True, exist_ok=True)
         self._file = self._partial.open("ab")
+        while not self._locked(output_prefix):
+            self._file.close()
+            self._file = self._partial.open("ab")
+
+    def _locked(self, output_prefix: str) -> bool:
+        """Whether the file that is now locked still has the temporary name: a run that ends may have taken
+        it away between the two calls.
+        """
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             self._file.close()
             raise DataError(f"{output_prefix}: another run is writing this output") from None
         except OSError:  # a file system without locks
-            pass
+            return True
+        try:
+            return os.path.samestat(os.fstat(self._file.fileno()), self._partial.stat())
+        except FileNotFoundError:
+            return False
+
+    def holds(self, size: int) -> bool:
+        """Whether an interrupted run has left `size` bytes or more."""
+        return os.fstat(self._file.fileno()).st_size >= size
+
+    def go_on(self, resume: tuple[int, int]) -> None:
+        """Keep of an interrupted run's list `resume`: (count, bytes)."""
+        self.count, size = resume
         self._file.truncate(size)
         self._file.seek(size)
 
@@ -57,13 +77,15 @@ class SkippedList:
         return self.count, self._file.tell()
 
     def publish(self) -> None:
-        """Give the list its name, or remove it when it is empty, with the list of an earlier run."""
-        self._file.close()
+        """Give the list its name, or remove it when it is empty, with the list of an earlier run; after
+        `flush`.
+        """
         if self.count:
             self._partial.rename(self.path)
         else:
             self._partial.unlink()
             self.path.unlink(missing_ok=True)
+        self._file.close()
 
     def __enter__(self) -> SkippedList:
         return self

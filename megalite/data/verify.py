@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
 
+from megalite.data.dataset_files import DatasetFiles
 from megalite.data.dataset_info import DatasetInfo, read_info
 from megalite.data.errors import DataError
-from megalite.data.indexed_dataset import IndexedDataset, open_dataset
-
-CHUNK_TOKENS = 1 << 22
+from megalite.data.indexed_dataset import IndexedDataset
 
 
 class Summary(NamedTuple):
@@ -31,12 +29,22 @@ def verify(prefix: str, vocab_size: int | None = None) -> Summary:
 
     `vocab_size`: by default the description's. Raises DataError at the first fault.
     """
-    dataset = open_dataset(prefix)  # checks every offset, length and boundary
     info = read_info(prefix)
     if vocab_size is None and info is not None:
         vocab_size = info.vocab_size
+    with DatasetFiles(prefix) as files:  # checks every offset, length and boundary
+        summary = _read(prefix, files, vocab_size)
+    if info is not None:
+        _compare(prefix, files.dataset, info, summary.crc32)
+    return summary
+
+
+def _read(prefix: str, files: DatasetFiles, vocab_size: int | None) -> Summary:
+    dataset = files.dataset
+    if np.dtype(dataset.dtype).kind == "f":
+        raise DataError(f"{prefix}: holds {dataset.dtype}, which are no token ids")
     checksum, largest, start = 0, -1, 0
-    for chunk in _chunks(dataset):
+    for chunk in files.tokens():
         checksum = zlib.crc32(chunk.view(np.uint8).data, checksum)
         low, high = int(chunk.min()), int(chunk.max())
         if low < 0 or (vocab_size is not None and high >= vocab_size):
@@ -49,15 +57,7 @@ def verify(prefix: str, vocab_size: int | None = None) -> Summary:
             )
         largest = max(largest, high)
         start += len(chunk)
-    if info is not None:
-        _compare(prefix, dataset, info, checksum)
     return Summary(dataset.documents, dataset.sequences, dataset.tokens, largest, checksum)
-
-
-def _chunks(dataset: IndexedDataset) -> Iterator[np.ndarray]:
-    stream = dataset.stream()
-    for start in range(0, len(stream), CHUNK_TOKENS):
-        yield stream[start : start + CHUNK_TOKENS]
 
 
 def _compare(prefix: str, dataset: IndexedDataset, info: DatasetInfo, checksum: int) -> None:

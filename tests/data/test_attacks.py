@@ -124,7 +124,8 @@ def test_standard_streams_that_are_closed(tmp_path: Path) -> None:
 def test_skipped_records_fill_a_batch(tmp_path: Path) -> None:
     (tmp_path / "in.jsonl").write_bytes(b"\n" * (3 * BATCH_DOCUMENTS))
     plan = PreprocessPlan(find_inputs([str(tmp_path / "in.jsonl")]), str(tmp_path / "o"), skip_errors=True)
-    assert [len(batch.skipped) for batch in _read_batches(plan, Place())] == [BATCH_DOCUMENTS] * 3
+    batches = _read_batches(plan, Place(), RunState(plan.stem, plan.inputs, {}))
+    assert [len(batch.skipped) for batch in batches] == [BATCH_DOCUMENTS] * 3
 
 
 def test_the_lines_before_a_part_are_counted_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

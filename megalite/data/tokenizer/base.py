@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
@@ -56,3 +57,16 @@ def identity_of(kind: str, parts: Iterable[bytes]) -> str:
         digest.update(len(part).to_bytes(8, "little"))
         digest.update(part)
     return digest.hexdigest()
+
+
+@contextlib.contextmanager
+def library_errors(what: str) -> Iterator[None]:
+    """Whatever a tokenizer's library raises becomes a DataError that begins with `what`; a panic in Rust is
+    no Exception.
+    """
+    try:
+        yield
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:
+        raise DataError(f"{what}: {error}") from error

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from types import ModuleType
 
 import numpy as np
 
 from megalite.data.errors import DataError
-from megalite.data.tokenizer.base import Tokenizer
+from megalite.data.tokenizer.base import Tokenizer, library_errors
 from megalite.data.tokenizer.huggingface import HuggingFaceTokenizer
 
 
@@ -45,7 +46,6 @@ def library_of(name: str, reference: Tokenizer) -> tuple[ModuleType, HuggingFace
         raise DataError(f"--engine {name} needs the package {name}: pip install {name}") from None
 
 
-def unusable(name: str, error: Exception) -> DataError:
-    """Says that an engine does not take a tokenizer."""
-    reason = str(error).split("\n", 1)[0]
-    return DataError(f"--engine {name}: it cannot use this tokenizer: {reason}")
+def use(name: str) -> AbstractContextManager[None]:
+    """Around the making of an engine: says that it does not take a tokenizer."""
+    return library_errors(f"--engine {name}: it cannot use this tokenizer")

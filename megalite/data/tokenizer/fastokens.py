@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from megalite.data.tokenizer.base import Tokenizer
-from megalite.data.tokenizer.engine import Engine, library_of, unusable
+from megalite.data.tokenizer.engine import Engine, library_of, use
 
 
 class FastokensEngine(Engine):
@@ -16,10 +16,8 @@ class FastokensEngine(Engine):
     def __init__(self, reference: Tokenizer) -> None:
         library, known = library_of("fastokens", reference)
         super().__init__(known)
-        try:
+        with use("fastokens"):
             self._engine = library.Tokenizer.from_json_str(known.library.to_str())
-        except Exception as error:  # the library raises various errors
-            raise unusable("fastokens", error) from None
 
     def encode_flat(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
         ids, ends = self._engine.encode_batch_flat(

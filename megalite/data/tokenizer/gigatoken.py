@@ -12,7 +12,7 @@ import orjson
 
 from megalite.data.errors import DataError
 from megalite.data.tokenizer.base import Tokenizer
-from megalite.data.tokenizer.engine import Engine, library_of, unusable
+from megalite.data.tokenizer.engine import Engine, library_of, use
 
 # NFC is not: the two libraries order marks of Unicode 14 differently (0.10 and tokenizers 0.23 at U+1AC1).
 EQUAL_NORMALIZERS = {"Prepend", "Replace"}
@@ -35,10 +35,8 @@ class GigatokenEngine(Engine):
                 f"--engine gigatoken: the tokenizer's normalizer {', '.join(unlike)} is not known to be "
                 "equal; leave --engine out"
             )
-        try:
+        with use("gigatoken"):
             self._engine = library.Tokenizer.from_json(orjson.dumps(content))
-        except Exception as error:  # the library raises various errors
-            raise unusable("gigatoken", error) from None
         self._unassigned = unassigned()
 
     def encode_flat(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:

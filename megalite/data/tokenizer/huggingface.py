@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import orjson
 
 from megalite.data.errors import DataError
-from megalite.data.tokenizer.base import Tokenizer, identity_of
+from megalite.data.tokenizer.base import Tokenizer, identity_of, library_errors
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as Library
@@ -84,10 +84,8 @@ def load_tokenizer_json(
             f"downloaded"
         )
     content = path.read_bytes()
-    try:
+    with library_errors(f"{path}: cannot be read as a tokenizer.json"):
         library = Library.from_buffer(content)
-    except Exception as error:  # the library raises bare Exception
-        raise DataError(f"{path}: cannot be read as a tokenizer.json: {error}") from None
     eod_token = eod_token or _configured_eod(path.parent) or _usual_eod(library)
     return HuggingFaceTokenizer(
         library, identity_of("tokenizer.json", [content]), eod_token, add_special_tokens, allow_special_tokens
@@ -107,10 +105,8 @@ def load_gpt2_bpe(
     for flag, given in (("--vocab-file", vocab_file), ("--merge-file", merge_file)):
         if not Path(given).is_file():
             raise DataError(f"{flag} {given}: no such file")
-    try:
+    with library_errors(f"{vocab_file}, {merge_file}: cannot be read as a GPT-2 BPE"):
         library = Library(BPE.from_file(vocab_file, merge_file))
-    except Exception as error:  # the library raises bare Exception
-        raise DataError(f"{vocab_file}, {merge_file}: cannot be read as a GPT-2 BPE: {error}") from None
     library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     library.decoder = decoders.ByteLevel()
     eod_token = eod_token or _usual_eod(library)
@@ -134,7 +130,10 @@ def _configured_eod(folder: Path) -> str | None:
         token = orjson.loads(path.read_bytes()).get("eos_token")
     except (orjson.JSONDecodeError, AttributeError) as error:
         raise DataError(f"{path}: cannot be read: {error}") from None
-    return token.get("content") if isinstance(token, dict) else token
+    token = token.get("content") if isinstance(token, dict) else token
+    if not isinstance(token, str | None):
+        raise DataError(f"{path}: eos_token: expected a string, found {token!r}")
+    return token
 
 
 def _usual_eod(library: Library) -> str | None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from megalite.data.errors import DataError
-from megalite.data.tokenizer.base import Tokenizer, identity_of
+from megalite.data.tokenizer.base import Tokenizer, identity_of, library_errors
 
 
 class SentencePieceTokenizer(Tokenizer):
@@ -22,10 +22,8 @@ class SentencePieceTokenizer(Tokenizer):
         if not Path(model).is_file():
             raise DataError(f"--tokenizer-model {model}: expected a SentencePiece .model file")
         content = Path(model).read_bytes()
-        try:
+        with library_errors(f"{model}: cannot be read as a SentencePiece model"):
             self._library = SentencePieceProcessor(model_proto=content)
-        except Exception as error:  # the library raises RuntimeError and others
-            raise DataError(f"{model}: cannot be read as a SentencePiece model: {error}") from None
         self.identity = identity_of("sentencepiece", [content])
         self.vocab_size = self._library.get_piece_size()
         self.eod_token = eod_token

@@ -12,7 +12,7 @@ from pathlib import Path
 import orjson
 
 from megalite.data.errors import DataError
-from megalite.data.tokenizer.base import Tokenizer, identity_of
+from megalite.data.tokenizer.base import Tokenizer, identity_of, library_errors
 
 # The split patterns are facts of the vocabularies that were trained with them.
 _CONTRACTIONS = r"'(?:[sdmt]|ll|ve|re)"
@@ -78,9 +78,10 @@ class TikTokenizer(Tokenizer):
                 eod_token = eod_token or "<|endoftext|>"
         except (ValueError, TypeError, KeyError, binascii.Error) as error:
             raise DataError(f"{model}: cannot be read as a tiktoken vocabulary: {error}") from None
-        self._library = tiktoken.Encoding(
-            Path(model).name, pat_str=split, mergeable_ranks=ranks, special_tokens=special
-        )
+        with library_errors(f"{model}: cannot be used as a tiktoken vocabulary"):
+            self._library = tiktoken.Encoding(
+                Path(model).name, pat_str=split, mergeable_ranks=ranks, special_tokens=special
+            )
         self.identity = identity_of(
             "tiktoken", [content, split.encode(), repr(sorted(special.items())).encode()]
         )

@@ -1,0 +1,152 @@
+"""Inputs and files beside datasets that once took memory without bound, or ended in a traceback."""
+
+from __future__ import annotations
+
+import datetime
+import gzip
+import json
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from megalite.config.blend import Blend
+from megalite.data import engine_check, records
+from megalite.data.dataset_info import read_info
+from megalite.data.errors import DataError
+from megalite.data.inputs import Part, find_inputs
+from megalite.data.preprocess import PreprocessPlan, preprocess
+from megalite.data.records import read_records
+from megalite.data.source_builder import SourceBuilder
+from megalite.data.splits import WHOLE
+from megalite.data.tokenizer.byte_level import ByteLevelTokenizer
+from megalite.data.tokenizer.huggingface import _configured_eod
+from megalite.data.verify import verify
+from tests.data.corpora import write_dataset
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "content", "what"),
+    [
+        ("a.jsonl", "json", b"x" * 150, "line"),
+        ("a.jsonl.gz", "json", gzip.compress(bytes(10_000_000)), "line"),
+        ("a.txt", "text", b"x\n" * 75, "text"),
+        ("a.txt", "paragraphs", b"x\n" * 75, "paragraph"),
+    ],
+)
+def test_a_record_without_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, kind: str, content: bytes, what: str
+) -> None:
+    monkeypatch.setattr(records, "LONGEST_RECORD", 100)
+    (tmp_path / name).write_bytes(content)
+    message = f"{name}: after record 0: cannot be read: the {what} that follows has more than 100 bytes"
+    with pytest.raises(DataError, match=message):
+        list(read_records(Part(str(tmp_path / name), kind), ["text"]))
+
+
+def test_large_rows_of_parquet_come_a_few_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import pyarrow
+    import pyarrow.parquet
+
+    rows = [{"text": str(i) * 200_000, "n": i} for i in range(10)]
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "a.parquet", use_dictionary=False)
+    at_once = []
+    convert = records._rows
+
+    def counted(batch: pyarrow.RecordBatch) -> list[object]:
+        at_once.append(batch.num_rows)
+        return convert(batch)
+
+    monkeypatch.setattr(records, "_rows", counted)
+    found = list(read_records(Part(str(tmp_path / "a.parquet"), "parquet"), ["text"]))
+    assert [row["text"] for group in found for row in group.contents] == [row["text"] for row in rows]
+    assert at_once == [5, 5]  # of 200 KB each to 1 MiB
+
+
+def test_a_row_that_python_has_no_value_for(tmp_path: Path) -> None:
+    import pyarrow
+    import pyarrow.parquet
+
+    when = pyarrow.array([0, 1 << 62], pyarrow.timestamp("us"))  # the second is behind the year 9999
+    assert when[0].as_py() == datetime.datetime(1970, 1, 1)
+    meta = pyarrow.StructArray.from_arrays([pyarrow.array(["a", "b"]), when], ["note", "when"])
+    pyarrow.parquet.write_table(pyarrow.table({"meta": meta}), tmp_path / "a.parquet")
+    plan = PreprocessPlan(find_inputs([str(tmp_path / "a.parquet")]), str(tmp_path / "out"), ["meta.note"])
+    with pytest.raises(DataError, match=r"a\.parquet:2: cannot be read: "):
+        preprocess(plan, ByteLevelTokenizer())
+
+
+def test_a_name_that_is_not_utf8(tmp_path: Path) -> None:
+    path = os.fsdecode(os.fsencode(tmp_path) + b"/a\xff.jsonl")
+    Path(path).write_text('{"text": "a"}\nbroken\n')
+    plan = PreprocessPlan(find_inputs([path]), str(tmp_path / "out"), skip_errors=True)
+    (info,) = preprocess(plan, ByteLevelTokenizer())
+    assert info.sources == (f"{tmp_path}/a\\xff.jsonl",)
+    assert json.loads((tmp_path / "out.skipped.jsonl").read_text())["file"] == info.sources[0]
+
+
+def test_the_check_of_an_engine_does_not_read_on_for_a_key_that_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a.jsonl").write_text('{"body": "a"}\n' * 1000)
+    monkeypatch.setattr(engine_check, "CHECKED_DOCUMENTS", 10)
+    original, seen = engine_check.parse_document, []
+
+    def counted(*of: object) -> list[list[str]]:
+        seen.append(of)
+        return original(*of)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(engine_check, "parse_document", counted)
+    assert list(engine_check.first_texts(find_inputs([str(tmp_path / "a.jsonl")]), ["text"])) == []
+    assert len(seen) == 10
+
+
+@pytest.mark.parametrize("field", ["vocab_size", "crc32", "dtype", "sources", "partition", "eod"])
+def test_a_description_of_wrong_types(tmp_path: Path, field: str) -> None:
+    (tmp_path / "in.jsonl").write_text('{"text": "a"}\n')
+    plan = PreprocessPlan(find_inputs([str(tmp_path / "in.jsonl")]), str(tmp_path / "a"))
+    preprocess(plan, ByteLevelTokenizer())
+    prefix = str(tmp_path / "a_text_document")
+    content = json.loads(Path(f"{prefix}.json").read_text())
+    for wrong in (1.5, [[]]):
+        Path(f"{prefix}.json").write_text(json.dumps({**content, field: wrong}))
+        with pytest.raises(DataError, match=r"_document\.json: cannot be read as a dataset's description"):
+            read_info(prefix)
+
+
+def test_a_foreign_file_in_place_of_a_description_is_not_read(tmp_path: Path) -> None:
+    (tmp_path / "a.json").touch()
+    os.truncate(tmp_path / "a.json", 1 << 40)
+    with pytest.raises(DataError, match=r"a\.json: cannot be read .*: it has more than 256 MiB"):
+        read_info(str(tmp_path / "a"))
+
+
+def test_a_dataset_of_no_token_ids(tmp_path: Path) -> None:
+    prefix = write_dataset(tmp_path / "a", [3], dtype="int32")
+    index = bytearray(Path(f"{prefix}.idx").read_bytes())
+    index[17] = 7  # float32
+    Path(f"{prefix}.idx").write_bytes(index)
+    np.full(3, np.nan, dtype=np.float32).tofile(f"{prefix}.bin")
+    with pytest.raises(DataError, match="holds float32, which are no token ids"):
+        verify(prefix)
+
+
+def test_an_end_of_document_token_that_is_no_text(tmp_path: Path) -> None:
+    for wrong in (5, ["</s>"], {"content": 5}):
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": wrong}))
+        with pytest.raises(DataError, match=r"tokenizer_config\.json: eos_token: expected a string, found"):
+            _configured_eod(tmp_path)
+
+
+def test_a_blend_that_asks_for_a_sample_that_is_not_there(tmp_path: Path) -> None:
+    prefixes = tuple(write_dataset(tmp_path / name, [40] * 5) for name in "ab")
+    builder, blend = SourceBuilder(8, 1, tmp_path / "cache"), Blend(prefixes, (0.5, 0.5))
+    builder.build("train", blend, WHOLE, 20)
+    (path,) = tmp_path.glob("cache/*/dataset_sample_index.npy")
+    np.save(path, np.full(20, 12345, dtype=np.int64))
+    source = builder.build("train", blend, WHOLE, 20)
+    with pytest.raises(
+        DataError, match=r"dataset_sample_index\.npy: asks for sample 12345 of .*a, which has"
+    ):
+        source.read(np.array([0]), np.empty((1, 9), dtype=np.int64))

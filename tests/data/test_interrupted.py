@@ -1,0 +1,300 @@
+"""Whatever ends a run, or changes under it: no wrong bytes, nothing half done under a final name, a short
+message.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from megalite.data import preprocess as module
+from megalite.data import skipped as skipped_module
+from megalite.data.dataset_files import DatasetFiles
+from megalite.data.errors import DataError
+from megalite.data.indexed_dataset import open_dataset
+from megalite.data.inputs import corpus_hash, find_inputs, take_partition
+from megalite.data.merge import merge
+from megalite.data.preprocess import PreprocessPlan, Progress, preprocess
+from megalite.data.skipped import Skip, SkippedList
+from megalite.data.tokenizer.byte_level import ByteLevelTokenizer
+from megalite.data.verify import verify
+from tests.data.corpora import write_dataset
+
+TOOLS = Path(__file__).parents[2] / "tools"
+NAMES = ("*.bin", "*.idx", "*_document.json", "*.skipped.jsonl")
+
+
+def lines(path: Path, texts: Sequence[object]) -> str:
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    return str(path)
+
+
+def plan(path: str, prefix: Path, **fields: object) -> PreprocessPlan:
+    return PreprocessPlan(find_inputs([path]), str(prefix), **fields)  # type: ignore[arg-type]
+
+
+def published(folder: Path) -> list[str]:
+    return [path.name for name in NAMES for path in folder.glob(name)]
+
+
+def interrupted(after: int) -> Callable[[Progress], None]:
+    seen = []
+
+    def report(progress: Progress) -> None:
+        seen.append(progress)
+        if len(seen) == after:
+            raise KeyboardInterrupt
+
+    return report
+
+
+def every_batch_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "BATCH_DOCUMENTS", 2)
+    monkeypatch.setattr(module, "CHECKPOINT_SECONDS", 0.0)
+
+
+def test_a_run_does_not_go_on_in_the_files_of_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    every_batch_is_kept(monkeypatch)
+    first = plan(lines(tmp_path / "a.jsonl", ["a"] * 20), tmp_path / "out")
+    other = plan(lines(tmp_path / "b.jsonl", ["b"] * 20), tmp_path / "out")
+    with pytest.raises(KeyboardInterrupt):
+        preprocess(first, ByteLevelTokenizer(), interrupted(3))
+    with monkeypatch.context() as before_its_first_checkpoint:
+        before_its_first_checkpoint.setattr(module.RunState, "save", lambda self, checkpoint: None)
+        with pytest.raises(KeyboardInterrupt):
+            preprocess(other, ByteLevelTokenizer(), interrupted(8))
+    preprocess(first, ByteLevelTokenizer())
+    assert bytes(open_dataset(str(tmp_path / "out_text_document")).stream().astype(np.uint8)) == b"a" * 20
+
+
+@pytest.mark.parametrize("change", ["grows", "shrinks", "is replaced", "is removed"])
+def test_an_input_that_changes_under_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: str
+) -> None:
+    every_batch_is_kept(monkeypatch)
+    path = Path(lines(tmp_path / "in.jsonl", ["a"] * 200))
+    os.utime(path, (1, 1))
+
+    def report(progress: Progress) -> None:
+        if progress.documents != 2:
+            return
+        if change == "grows":
+            path.write_text(path.read_text() + '{"text": "b"}\n')
+        elif change == "shrinks":
+            os.truncate(path, path.stat().st_size // 2)
+        elif change == "is replaced":
+            lines(tmp_path / "new", ["b"] * 200)
+            (tmp_path / "new").rename(path)
+        else:
+            path.unlink()
+
+    with pytest.raises(DataError, match=r"in\.jsonl"):
+        preprocess(plan(str(path), tmp_path / "out"), ByteLevelTokenizer(), report)
+    assert not published(tmp_path)
+    lines(path, ["c"] * 3)
+    preprocess(plan(str(path), tmp_path / "out"), ByteLevelTokenizer())
+    assert bytes(open_dataset(str(tmp_path / "out_text_document")).stream().astype(np.uint8)) == b"ccc"
+
+
+def test_a_panic_of_a_tokenizer_is_an_error_of_its_document(tmp_path: Path) -> None:
+    class Panic(BaseException):
+        """As Rust's is to Python: no Exception."""
+
+    class Panicking(ByteLevelTokenizer):
+        def encode_flat(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+            if "bad" in texts:
+                raise Panic("index out of bounds")
+            return super().encode_flat(texts)
+
+    path = lines(tmp_path / "in.jsonl", ["a", "bad", "c"])
+    with pytest.raises(DataError, match=r"in\.jsonl:2: index out of bounds"):
+        preprocess(plan(path, tmp_path / "stop"), Panicking())
+    preprocess(plan(path, tmp_path / "skip", skip_errors=True), Panicking())
+    assert open_dataset(str(tmp_path / "skip_text_document")).documents == 2
+
+
+def test_an_error_does_not_wait_for_a_slow_document(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    every_batch_is_kept(monkeypatch)
+    release, finished = threading.Event(), threading.Event()
+
+    class Slow(ByteLevelTokenizer):
+        def encode_flat(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+            release.wait(timeout=20)
+            finished.set()
+            return super().encode_flat(texts)
+
+    (tmp_path / "in.jsonl").write_text('{"text": "a"}\n{"text": "a"}\nbroken\n')
+    with pytest.raises(DataError, match=r"in\.jsonl:3: not valid JSON"):
+        preprocess(plan(str(tmp_path / "in.jsonl"), tmp_path / "out"), Slow())
+    assert not finished.is_set()
+    release.set()
+
+
+def test_no_key_is_published_when_another_does_not_fit_the_disk(tmp_path: Path) -> None:
+    records = ({"a": "x", "b": ["x", "y", "z"]} for _ in range(1000))
+    (tmp_path / "in.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    command = [sys.executable, str(TOOLS / "preprocess_data.py"), "--input", str(tmp_path / "in.jsonl")]
+    command += ["--output-prefix", str(tmp_path / "out"), "--json-keys", "a", "b"]
+    command += ["--tokenizer-type", "ByteLevelTokenizer", "--workers", "1"]
+    # The first key's index has 20,042 bytes, the second's 44,042; without what completes it, 12,034.
+    found = subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        check=False,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (30000, 30000)),
+    )
+    assert found.returncode == 1
+    assert "out_b_document.idx.partial: cannot be written: File too large" in found.stderr
+    assert not published(tmp_path)
+    assert subprocess.run(command, capture_output=True, check=False).returncode == 0
+    for key, sequences in (("a", 1000), ("b", 3000)):
+        assert verify(str(tmp_path / f"out_{key}_document")).sequences == sequences
+
+
+def test_no_dataset_is_published_without_its_description(tmp_path: Path) -> None:
+    path = lines(tmp_path / "in.jsonl", ["a"])
+    (tmp_path / "out_text_document.json.partial").mkdir()  # cannot be written, as on a full disk
+    with pytest.raises(IsADirectoryError):
+        preprocess(plan(path, tmp_path / "out"), ByteLevelTokenizer())
+    assert not published(tmp_path)
+
+
+def test_the_list_of_a_run_that_just_ended_is_not_cut(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = SkippedList(str(tmp_path / "out"))
+    first.go_on((0, 0))
+    first.add([Skip("in.jsonl", 1, "bad")])
+    first.flush()
+    lock, calls = skipped_module.fcntl.flock, []
+
+    def while_the_first_ends(file: object, how: int) -> None:
+        if not calls:
+            first.publish()
+        calls.append(file)
+        lock(file, how)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(skipped_module.fcntl, "flock", while_the_first_ends)
+    second = SkippedList(str(tmp_path / "out"))
+    second.go_on((0, 0))
+    assert len(calls) == 2
+    assert json.loads((tmp_path / "out.skipped.jsonl").read_text())["line"] == 1
+
+
+def test_a_lost_list_of_skipped_lines_is_not_made_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    every_batch_is_kept(monkeypatch)
+    path = lines(tmp_path / "in.jsonl", ["a", 1, "b", 2, "c", 3])
+    work = plan(path, tmp_path / "out", skip_errors=True)
+    with pytest.raises(KeyboardInterrupt):
+        preprocess(work, ByteLevelTokenizer(), interrupted(3))
+    (tmp_path / "out.skipped.jsonl.partial").unlink()
+    preprocess(work, ByteLevelTokenizer())
+    listed = (tmp_path / "out.skipped.jsonl").read_text().splitlines()
+    assert [json.loads(line)["line"] for line in listed] == [2, 4, 6]
+
+
+def test_shares_of_inputs_that_changed_are_not_merged(tmp_path: Path) -> None:
+    path = lines(tmp_path / "in.jsonl", ["a"] * 100)
+    for index in range(2):
+        whole = find_inputs([path])
+        work = PreprocessPlan(
+            take_partition(whole, index, 2),
+            str(tmp_path / "out"),
+            partition=(index, 2),
+            corpus=corpus_hash(whole),
+        )
+        preprocess(work, ByteLevelTokenizer())
+        lines(Path(path), ["a"] * 140)  # the second share begins 20 documents later than the first has ended
+    shares = [str(tmp_path / f"out_part0000{index}of00002_text_document") for index in range(2)]
+    with pytest.raises(DataError, match="shares of two corpora do not make one"):
+        merge(shares, str(tmp_path / "whole"))
+    assert not list(tmp_path.glob("whole*"))
+
+
+def test_a_dataset_that_changes_while_it_is_read(tmp_path: Path) -> None:
+    def read(prefix: str, change: Callable[[], object]) -> None:
+        with DatasetFiles(prefix) as files:
+            change()
+            list(files.tokens())
+            list(files.lengths())
+
+    prefix = write_dataset(tmp_path / "a", [5000] * 20)
+    with pytest.raises(DataError, match=r"a\.bin: expected at least 200000 bytes, found 3000"):
+        read(prefix, lambda: os.truncate(f"{prefix}.bin", 3000))
+    write_dataset(tmp_path / "a", [5] * 1000)
+    with pytest.raises(DataError, match=r"a\.idx: expected at least 4034 bytes, found 100"):
+        read(prefix, lambda: os.truncate(f"{prefix}.idx", 100))
+    write_dataset(tmp_path / "a", [5] * 1000)
+    with pytest.raises(DataError, match=r"a\.bin: changed while it was read"):
+        read(prefix, lambda: write_dataset(tmp_path / "a", [5] * 1000, seed=1))
+
+
+@pytest.mark.parametrize("size", [0, 20000])
+def test_a_cut_during_verify_and_merge_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int
+) -> None:
+    prefix = write_dataset(tmp_path / "a", [5000] * 20)
+    original = DatasetFiles.tokens
+
+    def cut_first(self: DatasetFiles) -> object:
+        os.truncate(f"{prefix}.bin", size)
+        return original(self)
+
+    monkeypatch.setattr(DatasetFiles, "tokens", cut_first)
+    with pytest.raises(DataError, match=r"a\.bin: expected at least 200000 bytes, found"):
+        verify(prefix)
+    write_dataset(tmp_path / "a", [5000] * 20)
+    with pytest.raises(DataError, match=r"a\.bin: expected at least 200000 bytes, found"):
+        merge([prefix], str(tmp_path / "whole"))
+    assert not (tmp_path / "whole.idx").exists()
+
+
+def test_control_c_on_a_run_that_waits(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    command = [sys.executable, str(TOOLS / "preprocess_data.py"), "--input", str(tmp_path / "pipe")]
+    command += ["--output-prefix", str(tmp_path / "out"), "--tokenizer-type", "ByteLevelTokenizer"]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    with (tmp_path / "pipe").open("w"):  # it has come to reading
+        process.send_signal(signal.SIGINT)
+        _, message = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert message == "preprocess_data: interrupted; the same command continues\n"
+
+
+@pytest.mark.parametrize(
+    ("tool", "function", "flags", "message"),
+    [
+        ("preprocess_data", "inputs.find_inputs", ["--input", "x"], "the same command continues"),
+        ("merge_datasets", "merge.merge", ["--input", "x"], "the same command starts anew"),
+    ],
+)
+def test_control_c_anywhere(
+    tmp_path: Path, tool: str, function: str, flags: Sequence[str], message: str
+) -> None:
+    place, name = function.split(".")
+    program = f"""
+import runpy, sys
+import megalite.data.{place} as module
+def interrupted(*_):
+    raise KeyboardInterrupt
+module.{name} = interrupted
+sys.argv[1:] = {[*flags, "--output-prefix", str(tmp_path / "out")]!r}
+if {tool!r} == "preprocess_data":
+    sys.argv += ["--tokenizer-type", "ByteLevelTokenizer"]
+runpy.run_path({str(TOOLS / f"{tool}.py")!r}, run_name="__main__")
+"""
+    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert (found.returncode, found.stderr) == (130, f"{tool}: interrupted; {message}\n")
