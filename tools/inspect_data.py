@@ -25,6 +25,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from megalite.data.interruption import end_on_interrupt
+
 if TYPE_CHECKING:
     from megalite.config.batch_schedule import BatchSchedule
     from megalite.data.build import SampleSource
@@ -302,8 +304,5 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except KeyboardInterrupt:
-        print("inspect_data: interrupted", file=sys.stderr)
-        sys.exit(130)
+    end_on_interrupt("inspect_data: interrupted")
+    sys.exit(main())

@@ -15,6 +15,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from megalite.data.interruption import end_on_interrupt
+
 
 def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
@@ -56,8 +58,5 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except KeyboardInterrupt:
-        print("merge_datasets: interrupted; the same command starts anew", file=sys.stderr)
-        sys.exit(130)
+    end_on_interrupt("merge_datasets: interrupted; the same command starts anew")
+    sys.exit(main())

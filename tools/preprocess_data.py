@@ -16,6 +16,8 @@ import os
 import sys
 from collections.abc import Sequence
 
+from megalite.data.interruption import end_on_interrupt
+
 NOT_HERE = {
     "--split-sentences": 'give each document as a list of sentences: {"text": ["...", "..."]}',
     "--find-optimal-num-workers": "--workers is the number of tokenizer threads; all cores is best",
@@ -205,8 +207,5 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except KeyboardInterrupt:
-        print("preprocess_data: interrupted; the same command continues", file=sys.stderr, flush=True)
-        os._exit(130)  # Python would first wait for the tokenizer's threads, which may be in a long document
+    end_on_interrupt("preprocess_data: interrupted; the same command continues")
+    sys.exit(main())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import islice
 
 import orjson
 
@@ -60,9 +61,8 @@ def _lookup(record: dict[str, object], key: str) -> object:
     value: object = record
     for part in key.split("."):
         if not isinstance(value, dict) or part not in value:
-            raise DataError(
-                f"no key {key!r}; the keys are {', '.join(map(repr, list(record)[:10])) or 'none'}"
-            )
+            keys = ", ".join(repr(key[:40]) for key in islice(map(str, record), 10))
+            raise DataError(f"no key {key!r}; the keys are {keys or 'none'}")
         value = value[part]
     return value
 
@@ -82,5 +82,6 @@ def _kind(value: object) -> str:
 
 
 def _excerpt(content: bytes) -> str:
-    text = content.strip().decode("utf-8", errors="backslashreplace")
-    return text if len(text) <= 80 else text[:77] + "..."
+    """The beginning, in quotes, with what cannot be printed as escapes."""
+    text = content[:400].strip().decode("utf-8", errors="backslashreplace")
+    return repr(text if len(text) <= 80 else text[:77] + "...")

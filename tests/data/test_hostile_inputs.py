@@ -6,6 +6,7 @@ import datetime
 import gzip
 import json
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -14,14 +15,17 @@ import pytest
 from megalite.config.blend import Blend
 from megalite.data import engine_check, records
 from megalite.data.dataset_info import read_info
+from megalite.data.documents import parse_document
 from megalite.data.errors import DataError
 from megalite.data.inputs import Part, find_inputs
 from megalite.data.preprocess import PreprocessPlan, preprocess
 from megalite.data.records import read_records
 from megalite.data.source_builder import SourceBuilder
 from megalite.data.splits import WHOLE
+from megalite.data.tokenizer import base
 from megalite.data.tokenizer.byte_level import ByteLevelTokenizer
 from megalite.data.tokenizer.huggingface import _configured_eod
+from megalite.data.tokenizer.null import NullTokenizer
 from megalite.data.verify import verify
 from tests.data.corpora import write_dataset
 
@@ -150,3 +154,26 @@ def test_a_blend_that_asks_for_a_sample_that_is_not_there(tmp_path: Path) -> Non
         DataError, match=r"dataset_sample_index\.npy: asks for sample 12345 of .*a, which has"
     ):
         source.read(np.array([0]), np.empty((1, 9), dtype=np.int64))
+
+
+def test_one_document_of_very_many_sequences(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(base, "TEXTS_AT_ONCE", 3)
+    most = []
+
+    class Counting(NullTokenizer):
+        def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+            most.append(len(texts))
+            return super().encode_batch(texts)
+
+    tokens, lengths = Counting(100, 99).encode_flat(["1 2", "", "3", "", "4", "", "5 6"])
+    assert (tokens.tolist(), lengths.tolist()) == ([1, 2, 3, 4, 5, 6], [2, 0, 1, 0, 1, 0, 2])
+    assert most == [3, 3, 1]
+
+
+def test_messages_are_short_and_printable() -> None:
+    long_key = b'{"' + b"k" * 100_000 + b'": 1}'
+    for line in (long_key, b"x" * 100_000, b'{"text": "a"}\r{"text": "\x1b[2J"}'):
+        with pytest.raises(DataError) as error:
+            parse_document(line, "json", ["text"])
+        assert len(str(error.value)) < 250
+        assert str(error.value).isprintable()

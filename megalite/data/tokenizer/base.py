@@ -12,6 +12,8 @@ import numpy as np
 from megalite import _C
 from megalite.data.errors import DataError
 
+TEXTS_AT_ONCE = 8192  # a library may need 600 bytes of memory for each, even for an empty one
+
 
 class Tokenizer(ABC):
     """Text to token ids and back."""
@@ -41,7 +43,14 @@ class Tokenizer(ABC):
 
     def encode_flat(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
         """Ids of all texts in a row and the number of each: int32 (tokens,), int32 (texts,)."""
-        return _C.flatten_ids(self.encode_batch(texts))
+        if len(texts) <= TEXTS_AT_ONCE:
+            return _C.flatten_ids(self.encode_batch(texts))
+        parts = [
+            _C.flatten_ids(self.encode_batch(texts[first : first + TEXTS_AT_ONCE]))
+            for first in range(0, len(texts), TEXTS_AT_ONCE)
+        ]
+        tokens, lengths = zip(*parts, strict=True)
+        return np.concatenate(tokens), np.concatenate(lengths)
 
     def check_eod(self) -> int:
         """The end-of-document id, if it is one of the vocabulary."""

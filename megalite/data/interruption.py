@@ -1,0 +1,27 @@
+"""Ctrl-C ends a data tool at once and with one line, wherever it is."""
+
+from __future__ import annotations
+
+import os
+import signal
+from types import FrameType
+
+EXIT_CODE = 130  # 128 + SIGINT, as shells have it
+
+
+def end_on_interrupt(message: str) -> None:
+    """From now on SIGINT, unless it is ignored, writes `message` to standard error and ends the process; what
+    is on the disk must be fit for that.
+
+    A KeyboardInterrupt is no way out of an import: numpy takes it for a broken installation, orjson ends in
+    a SIGSEGV. Nor would it be at once, as Python waits at its end for threads, which may be in a long text.
+    """
+
+    def end(number: int, frame: FrameType | None) -> None:
+        if os.isatty(2):
+            os.write(2, b"\x1b[?25h\n")  # a progress bar hides the cursor
+        os.write(2, f"{message}\n".encode())
+        os._exit(EXIT_CODE)
+
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, end)
