@@ -7,6 +7,7 @@ from __future__ import annotations
 import functools
 import gzip
 import io
+import os
 import sys
 import zlib
 from collections.abc import Iterator, Sequence
@@ -225,11 +226,10 @@ def _read_rows(path: str, keys: Sequence[str], skip: int) -> Iterator[_Record]:
             for group in range(file.num_row_groups):
                 rows = _rows_at_once(file.metadata.row_group(group), columns)
                 for batch in file.iter_batches(rows, [group], columns):
-                    size = batch.nbytes // max(batch.num_rows, 1)
                     if number + batch.num_rows <= skip:
                         number += batch.num_rows
                         continue
-                    for row in _rows(batch):
+                    for row, size in _sized_rows(batch):
                         number += 1
                         if number > skip:
                             yield _Record(number, size, row)
@@ -248,6 +248,15 @@ def _rows_at_once(group: Any, columns: Sequence[str]) -> int:
     return max(1, min(PARQUET_ROWS, READ_BYTES * group.num_rows // max(size, 1)))
 
 
+def _sized_rows(batch: Any) -> Iterator[tuple[Any, int]]:
+    """The rows of a RecordBatch with the size of each; READ_BYTES are made at once, or one row."""
+    step = max(1, READ_BYTES * batch.num_rows // max(batch.nbytes, 1))
+    for first in range(0, batch.num_rows, step):
+        part = batch.slice(first, step)
+        size = part.nbytes // part.num_rows
+        yield from ((row, size) for row in _rows(part))
+
+
 def _rows(batch: Any) -> list[Any]:
     """The rows of a RecordBatch as dicts; a DataError where one holds what Python has no value for, as text
     that is none.
@@ -264,6 +273,8 @@ def _rows(batch: Any) -> list[Any]:
 
 def _open(path: str) -> tuple[BinaryIO, tuple[type[Exception], ...]]:
     """The uncompressed bytes of `path`, and the exceptions that reading them may raise."""
+    if path.endswith(COMPRESSED) and os.path.isfile(path) and os.path.getsize(path) == 0:
+        raise DataError(f"{path}: an empty file, which is no compressed one: was it copied whole?")
     try:
         if path == STDIN:
             if sys.stdin is None:

@@ -66,6 +66,18 @@ def test_large_rows_of_parquet_come_a_few_at_once(tmp_path: Path, monkeypatch: p
     found = list(read_records(Part(str(tmp_path / "a.parquet"), "parquet"), ["text"]))
     assert [row["text"] for group in found for row in group.contents] == [row["text"] for row in rows]
     assert at_once == [5, 5]  # of 200 KB each to 1 MiB
+    mixed = pyarrow.table({"text": ["a"] * 300 + ["b" * 400_000] * 4})
+    pyarrow.parquet.write_table(mixed, tmp_path / "a.parquet", use_dictionary=False)
+    found = list(read_records(Part(str(tmp_path / "a.parquet"), "parquet"), ["text"]))
+    assert [row["text"] for group in found for row in group.contents] == mixed["text"].to_pylist()
+    assert max(group.size for group in found) < 2_000_000
+
+
+@pytest.mark.parametrize("suffix", ["gz", "zst"])
+def test_a_compressed_file_of_no_bytes_is_not_an_empty_one(tmp_path: Path, suffix: str) -> None:
+    (tmp_path / f"a.jsonl.{suffix}").touch()
+    with pytest.raises(DataError, match=r"an empty file, which is no compressed one"):
+        list(read_records(Part(str(tmp_path / f"a.jsonl.{suffix}"), "json"), ["text"]))
 
 
 def test_a_row_that_python_has_no_value_for(tmp_path: Path) -> None:
