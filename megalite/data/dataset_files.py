@@ -70,7 +70,7 @@ def _pieces(file: BinaryIO, start: int, dtype: np.dtype, count: int) -> Iterator
     buffer = np.empty(min(at_once, count), dtype=dtype)
     for first in range(0, count, at_once):
         piece = buffer[: min(at_once, count - first)]
-        left = memoryview(piece.view(np.uint8))
+        left = piece.view(np.uint8).data
         while left:
             got = file.readinto(left)  # type: ignore[attr-defined]  # an unbuffered file has it
             if not got:

@@ -125,8 +125,8 @@ def test_a_description_of_wrong_types(tmp_path: Path, field: str) -> None:
     preprocess(plan, ByteLevelTokenizer())
     prefix = str(tmp_path / "a_text_document")
     content = json.loads(Path(f"{prefix}.json").read_text())
-    for wrong in (1.5, [[]]):
-        Path(f"{prefix}.json").write_text(json.dumps({**content, field: wrong}))
+    for wrong in ("1.5", "[[]]"):
+        Path(f"{prefix}.json").write_text(json.dumps({**content, field: json.loads(wrong)}))
         with pytest.raises(DataError, match=r"_document\.json: cannot be read as a dataset's description"):
             read_info(prefix)
 

@@ -179,7 +179,8 @@ def test_the_list_of_a_run_that_just_ended_is_not_cut(
     first.go_on((0, 0))
     first.add([Skip("in.jsonl", 1, "bad")])
     first.flush()
-    lock, calls = skipped_module.fcntl.flock, []
+    lock = skipped_module.fcntl.flock
+    calls: list[object] = []
 
     def while_the_first_ends(file: object, how: int) -> None:
         if not calls:
