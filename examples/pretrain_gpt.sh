@@ -189,12 +189,11 @@ if __name__ == "__main__":
     flags = sys.argv[1:]
     try:
         if flags[:1] == ["--check-for-world-size"]:
-            from megalite.config.__main__ import main as check
+            from megalite.training.preflight import check_before_run
 
             world_size, flags = flags[1], flags[2:]
-            sys.exit(
-                check(["--run-follows", "--world-size", world_size, *with_defaults(flags, int(world_size))])
-            )
+            check_before_run(with_defaults(flags, int(world_size)), int(world_size))
+            sys.exit()
         from megalite.training.main import main
 
         world_size = os.environ.get("WORLD_SIZE", "")

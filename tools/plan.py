@@ -156,20 +156,27 @@ def _key(schedule: Schedule) -> str:
 
 
 def _memory(flags: argparse.Namespace, training: Sequence[str]) -> int:
-    from megalite.config import parse_or_exit
+    from megalite.config import ConfigErrors, exit_with_errors
+    from megalite.training.preflight import configured
 
-    config = parse_or_exit([*training, "--mock-data"], flags.world_size, rank=0)
+    config = configured([*training, "--mock-data"], flags.world_size, rank=0)
     import orjson
-    from rich.console import Console
 
+    from megalite.model.recompute_budget import within_budget
     from megalite.training.memory.plan import plan_memory
-    from megalite.training.memory.table import as_json, table
+    from megalite.training.memory.table import as_json, as_text
 
-    plan = plan_memory(config, flags.world_size)
+    try:
+        _, choice = within_budget(config)
+    except ConfigErrors as errors:
+        exit_with_errors(errors, rank=0)
+    if choice is not None:
+        print(choice, file=sys.stderr)
+    plan = plan_memory(config, flags.world_size, host_is_device=False)
     if flags.json:
         print(orjson.dumps(as_json(plan), option=orjson.OPT_INDENT_2).decode())
     else:
-        Console(width=None if sys.stdout.isatty() else 200).print(table(plan))
+        print(as_text(plan))
     if flags.png is not None:
         from megalite.training.memory.picture import draw_png
 

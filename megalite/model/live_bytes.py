@@ -25,7 +25,8 @@ class LiveBytes(TorchDispatchMode):
     from before the block do not count. What a kernel uses and frees within one operation is not seen.
 
     `elsewhere`: how many of the bytes are activations that wait in host memory; they count as HOST alone.
-    `peak`: the bytes by label at the moment with the most on the device, since `restart`.
+    `peak`: the bytes by label at the moment with the most on the device, `most_elsewhere`: the most that were
+    elsewhere, both since `restart`.
     """
 
     def __init__(self, elsewhere: Callable[[], int] = lambda: 0) -> None:
@@ -34,7 +35,10 @@ class LiveBytes(TorchDispatchMode):
         self._elsewhere = elsewhere
         self._labels: dict[int, str | None] = {}  # by storage; None: from before
         self._storages: dict[int, weakref.ref[torch.UntypedStorage]] = {}
+        self._sizes: dict[int, int] = {}  # of those that count, as they were seen last
+        self._total: Counter[str] = Counter()  # of these
         self.peak: Counter[str] = Counter()
+        self.most_elsewhere = 0
 
     def __torch_dispatch__(
         self,
@@ -54,11 +58,10 @@ class LiveBytes(TorchDispatchMode):
 
     def bytes(self) -> Counter[str]:
         """Bytes that exist now, by label."""
-        total: Counter[str] = Counter()
-        for key, reference in list(self._storages.items()):
-            label, storage = self._labels[key], reference()
-            if label is not None and storage is not None:
-                total[label] += storage.nbytes()
+        for key in list(self._sizes):  # a storage may have been emptied by other means than an operation
+            if (storage := self._storages[key]()) is not None:
+                self._see(key, storage.nbytes())
+        total = +self._total
         if hosted := self._elsewhere():
             total[ACTIVATIONS] -= hosted
             total[HOST] = hosted
@@ -67,10 +70,14 @@ class LiveBytes(TorchDispatchMode):
     def restart(self) -> None:
         """Forget the peak so far."""
         self.peak = self.bytes()
+        self.most_elsewhere = self.peak[HOST]
 
     def _look(self) -> None:
-        now = self.bytes()
-        if device_bytes(now) > device_bytes(self.peak):
+        hosted = self._elsewhere()
+        self.most_elsewhere = max(self.most_elsewhere, hosted)
+        most = device_bytes(self.peak)
+        # What was seen last is at least what there is: only a new peak is worth looking at everything.
+        if self._total.total() - hosted > most and device_bytes(now := self.bytes()) > most:
             self.peak = now
 
     def _note(self, leaf: Any, label: str | None) -> None:
@@ -80,10 +87,19 @@ class LiveBytes(TorchDispatchMode):
         if key not in self._storages:
             self._labels[key] = label
             self._storages[key] = weakref.ref(storage, lambda _: self._forget(key))
+        if self._labels[key] is not None:
+            self._see(key, storage.nbytes())
+
+    def _see(self, key: int, size: int) -> None:
+        before = self._sizes.get(key, 0)
+        if size != before:
+            self._sizes[key] = size
+            self._total[self._labels[key] or ""] += size - before
 
     def _forget(self, key: int) -> None:
         self._storages.pop(key, None)
-        self._labels.pop(key, None)
+        label = self._labels.pop(key, None)
+        self._total[label or ""] -= self._sizes.pop(key, 0)
 
 
 def device_bytes(by_label: Counter[str]) -> int:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from megalite.config import Config, ConfigError, ConfigErrors, replace
-from megalite.model.saved_bytes import activation_bytes, head_bytes, layer_bytes
+from megalite.model.saved_bytes import embedding_bytes, head_bytes, layer_bytes
 
 # Which parts of one half of a layer go together; a part that holds others stands alone.
 ATTENTION = ((), ("core_attn",), ("rope",), ("core_attn", "rope"), ("attn",))
@@ -55,9 +55,18 @@ def cheapest(choices: Sequence[Choice], budget: float) -> Choice:
     if not affordable:
         least = min(choice.share for choice in choices)
         rule = f"no set of parts keeps so little; the lowest reachable share is {least:.4f}"
-        advice = f"at least {math.ceil(least * 1000) / 1000:.3f}, or --recompute-granularity full"
+        advice = f"at least {_rounded_up(least):.3f}, or --recompute-granularity full"
         raise ConfigErrors([ConfigError("--recompute-budget", budget, rule, advice)])
     return min(affordable, key=lambda choice: (choice.extra_flops, choice.kept))
+
+
+def least_share(config: Config) -> float:
+    """The lowest budget that can be met, to three digits."""
+    return _rounded_up(min(choice.share for choice in measured_choices(config)))
+
+
+def _rounded_up(share: float) -> float:
+    return math.ceil(share * 1000) / 1000
 
 
 def measured_choices(config: Config) -> list[Choice]:
@@ -66,7 +75,7 @@ def measured_choices(config: Config) -> list[Choice]:
     What two parts save together is not the sum of what each saves, and the sets are few: all are measured.
     """
     plain = replace(_with_parts(config, ()), cpu_offloading_num_layers=0, recompute_budget=None)
-    embedding = activation_bytes(replace(plain, num_layers=1)).embedding
+    embedding = embedding_bytes(plain)
     heads = {parts: head_bytes(_with_parts(plain, parts)) for parts in _heads(config)}
     choices: list[Choice] = []
     for inner in _layer_sets(config):

@@ -83,8 +83,14 @@ def activation_bytes(config: Config) -> ActivationBytes:
     head = head_bytes(config)
     head = replace(head, extra_flops=head.flops - head_bytes(plain_config).flops)
     with FakeTensorMode():
-        stage = _FakeStage(config, 1, config.activations)
-        return ActivationBytes(stage.embedding(), tuple(layers), head, stage.shared())
+        shared = _FakeStage(config, 1, config.activations).shared()
+    return ActivationBytes(embedding_bytes(config), tuple(layers), head, shared)
+
+
+def embedding_bytes(config: Config) -> Held:
+    """The embedding of tokens and positions."""
+    with FakeTensorMode():
+        return _FakeStage(config, 1, config.activations).embedding()
 
 
 def layer_bytes(config: Config) -> Held:

@@ -60,6 +60,10 @@ class OffloadedState:
         """As FlatState's."""
         yield from self._host.held()
 
+    def copied(self) -> Iterator[torch.Tensor]:
+        """As FlatState's."""
+        yield from self._host.copied()
+
     def logical(self) -> dict[str, torch.Tensor]:
         """As FlatState's, in host memory."""
         host, device = self._host.logical(), self._device.logical()
@@ -120,6 +124,10 @@ class HostState:
         """State, and what there is on the host only to be copied."""
         yield from self._state.held()
         yield from self._bus.copies
+
+    def copied(self) -> Iterator[torch.Tensor]:
+        """What the bus copies, as it lies beside the weights."""
+        yield from (self._weights, self._grads)
 
     def logical(self) -> dict[str, torch.Tensor]:
         """As FlatState's, in host memory."""

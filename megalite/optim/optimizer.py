@@ -118,6 +118,11 @@ class Optimizer:
         for state in self._states:
             yield from state.offloaded()
 
+    def copied(self) -> Iterator[torch.Tensor]:
+        """Weights and gradients that are brought to the host and back, if they live elsewhere."""
+        for state in self._states:
+            yield from state.copied()
+
     def state_blocks(self) -> Iterator[StateBlock]:
         """The whole state in logical values, to be read; see `loading` for writing."""
         for bucket, state in zip(self._buckets, self._states, strict=True):

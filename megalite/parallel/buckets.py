@@ -13,6 +13,7 @@ Stage 3: weights are kept as parts too; those of one unit of the model (a layer)
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -151,7 +152,8 @@ class GradientBuckets:
             my_grads = some_grads if self.stage > 1 else some_grads[mine]
             self.buckets.append(FlatBucket(my_weights, my_grads, my_slots))
             self.held.append(FlatWeights(some_weights, my_slots if self.stage > 2 else slots))
-            self._weights.append(BucketWeights(whole, my_weights, dp, index))
+            params = [slot.param for slot in slots]
+            self._weights.append(BucketWeights(whole, my_weights, dp, index, params))
             self._gradients.append(
                 BucketGradients(
                     slots,
@@ -228,6 +230,17 @@ class GradientBuckets:
         """At stage 3: free the weights that are still whole after a forward or backward pass."""
         if self._ahead is not None:
             self._ahead.give_up_all()
+
+    @contextmanager
+    def gathered(self) -> Iterator[None]:
+        """Within, every parameter is whole and may be read, on every stage. A collective over dp."""
+        self.wait_for_weights()
+        if self._ahead is not None:
+            self._ahead.recall_all()
+        try:
+            yield
+        finally:
+            self.give_up_weights()
 
     def _weights_of(self, module: nn.Module) -> list[BucketWeights]:
         used = set(module.parameters())

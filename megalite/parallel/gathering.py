@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch import nn
 
 from megalite.parallel.mappings import start_all_gather_into
+from megalite.parallel.not_gathered import mark
 from megalite.parallel.topology import Axis
 
 
@@ -19,11 +20,20 @@ class BucketWeights:
     """The weights of a bucket: `whole` (n,), of which the parameters are views, and this rank's `part`.
 
     `whole` may be given up for a while when its storage is its own: parameters, and what autograd has saved
-    of them, keep their place in the storage, which is emptied and filled again beneath them.
+    of them, keep their place in the storage, which is emptied and filled again beneath them. In between the
+    `parameters` themselves refuse to be read.
     """
 
-    def __init__(self, whole: torch.Tensor, part: torch.Tensor, dp: Axis, index: int):
+    def __init__(
+        self,
+        whole: torch.Tensor,
+        part: torch.Tensor,
+        dp: Axis,
+        index: int,
+        parameters: Sequence[nn.Parameter] = (),
+    ):
         self.whole, self.part, self.dp, self.index = whole, part, dp, index
+        self.parameters = parameters
         self.present = True
         self._work: dist.Work | None = None
 
@@ -37,6 +47,7 @@ class BucketWeights:
         if self._work is not None:
             self._work.wait()
             self._work = None
+            mark(self.parameters, present=True)
 
     def recall(self) -> None:
         """Begin to gather weights that had been given up."""
@@ -51,6 +62,7 @@ class BucketWeights:
             self.wait()
             self.whole.untyped_storage().resize_(0)
             self.present = False
+            mark(self.parameters, present=False)
 
 
 @dataclass(frozen=True)
@@ -105,6 +117,13 @@ class GatherAhead:
         """Free all whole weights: before the parts change, and when nothing computes."""
         for weights in self._all:
             weights.give_up()
+
+    def recall_all(self) -> None:
+        """Gather all weights."""
+        for weights in self._all:
+            weights.recall()
+        for weights in self._all:
+            weights.wait()
 
     def _before_forward(self, index: int, module: nn.Module, args: tuple[Any, ...]) -> None:
         if torch._C._current_graph_task_id() == -1:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 import torch.distributed as dist
 
-from megalite.parallel.mappings import my_part, start_all_gather_into
+from megalite.parallel.mappings import free, my_part, start_all_gather_into
 from megalite.parallel.topology import Axis
 
 
@@ -33,6 +33,8 @@ class HalfReduction:
         if self._everywhere:
             self._dp.traffic.start("reduction", self._bucket, self._gather).wait()
             self._whole.copy_(self._received)
+        free(self._sent)
+        free(self._received)
 
     def _exchange(self) -> dist.Work:
         return dist.all_to_all_single(self._received, self._sent, group=self._dp.group, async_op=True)

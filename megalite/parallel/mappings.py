@@ -63,6 +63,14 @@ def start_reduce_to_parts(whole: torch.Tensor, axis: Axis) -> dist.Work:
     return reduce_scatter_into(my_part(whole, axis), whole, group=axis.group, async_op=True)  # device only
 
 
+def free(message: torch.Tensor) -> None:
+    """Give back the memory of a message that has been waited for, whoever still refers to it.
+
+    The thread that ran a collective drops its reference a little after it has told of the end.
+    """
+    message.untyped_storage().resize_(0)
+
+
 def start_all_gather_into(whole: torch.Tensor, part: torch.Tensor, axis: Axis) -> dist.Work:
     """Begin to collect the ranks' flat parts into `whole`, of which `part` may be this rank's own slice."""
     return all_gather_into(whole, part, group=axis.group, async_op=True)

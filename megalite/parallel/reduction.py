@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from megalite.parallel.flat import Slot
 from megalite.parallel.half_reduction import HalfReduction
-from megalite.parallel.mappings import my_part, start_reduce_to_parts
+from megalite.parallel.mappings import free, my_part, start_reduce_to_parts
 from megalite.parallel.params import record_of
 from megalite.parallel.topology import Axis
 
@@ -128,6 +128,7 @@ class BucketGradients:
         if self.queue is not None:
             assert self._reducing is not None
             self.part.add_(my_part(self._reducing, self.dp))
+            free(self._reducing)
             self._reducing = None
             self.queue.remove(self)
 

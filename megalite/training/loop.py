@@ -139,7 +139,8 @@ def _first_step(trainer: Trainer, reporter: Reporter) -> Callable[[list[Batch], 
     config, topology = trainer.config, trainer.topology
     if not config.logging.memory_report:
         return trainer.train_step
-    plan = plan_memory(config, topology.world_size) if reporter.enabled else None
+    on_host = topology.device.type == "cpu"
+    plan = plan_memory(config, topology.world_size, on_host) if reporter.enabled else None
     for line in plan_lines(plan, free_memory_bytes(topology.device)) if plan is not None else ():
         reporter.say(line)
     return lambda microbatches, rate: measured_step(trainer, microbatches, rate, plan, reporter.say)

@@ -8,11 +8,10 @@ import os
 from collections.abc import Sequence
 from datetime import timedelta
 
-from megalite.config import Config, ConfigError, ConfigErrors, exit_with_errors, kv_replicas, parse_or_exit
+from megalite.config import Config, ConfigError, ConfigErrors, exit_with_errors, kv_replicas
 from megalite.leave import last_words, leave
-from megalite.pipeline.configured import ConfiguredSchedule
-from megalite.pipeline.simulation import ScheduleError
 from megalite.training.launcher import Place, place_of
+from megalite.training.preflight import configured
 from megalite.training.process_group import process_group
 
 OUT_OF_MEMORY = errno.ENOMEM  # the exit code of a rank whose allocation failed: 12
@@ -28,12 +27,7 @@ def main(argv: Sequence[str]) -> int:
         place = place_of(os.environ)
     except ConfigErrors as errors:
         exit_with_errors(errors, rank=0)  # no rank can be trusted to be the one that speaks
-    config = parse_or_exit(argv, place.world_size, place.rank)
-    try:
-        ConfiguredSchedule(config)
-    except ScheduleError as error:
-        table = ConfigError("--pipeline-schedule-csv", config.parallel.pipeline_schedule_csv, str(error))
-        exit_with_errors([table], place.rank)
+    config = configured(argv, place.world_size, place.rank)
     from torch.distributed.elastic.multiprocessing.errors import record
 
     return record(_run)(config, place) or 0
@@ -63,7 +57,7 @@ def _run(config: Config, place: Place) -> int:
         if config.optimizer.optimizer_impl == "apex" and device.type != "cuda":
             rule = "works on NVIDIA GPUs only, and this machine has none"
             raise ConfigErrors([ConfigError("--optimizer-impl", "apex", rule, "auto")])
-        config, choice = within_budget(config)
+        chosen, choice = within_budget(config)
     except ConfigErrors as errors:
         exit_with_errors(errors, place.rank)
     if choice is not None and place.rank == 0:
@@ -75,7 +69,7 @@ def _run(config: Config, place: Place) -> int:
         with process_group(backend_for(device, parallel.distributed_backend), place, timeout):
             tensor, pipeline = parallel.tensor_model_parallel_size, parallel.pipeline_model_parallel_size
             replicas = kv_replicas(config.model, tensor)
-            run(config, build_topology(tensor, pipeline, device, timeout, replicas))
+            run(chosen, build_topology(tensor, pipeline, device, timeout, replicas))
     except (TrainingError, CheckpointError) as error:  # the same on every rank
         leave(f"error: {error}", place.rank, code=1)
     except DataError as error:  # in the samples of this rank; the others wait for it until torchrun ends them

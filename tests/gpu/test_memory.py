@@ -49,7 +49,7 @@ def test_the_allocator_measures_what_was_planned(case: str) -> None:
     ]
     trainer.train_step(batches, 1e-4)  # what libraries allocate once
     said: list[str] = []
-    measured_step(trainer, batches, 1e-4, plan_memory(config, 1), said.append)
+    measured_step(trainer, batches, 1e-4, plan_memory(config, 1, host_is_device=False), said.append)
     found = re.search(r"planned .*, measured .* \((.*)%\)", said[0])
     assert found is not None
     assert abs(float(found[1])) < 3, said

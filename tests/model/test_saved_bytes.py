@@ -237,3 +237,8 @@ def test_the_chosen_parts_are_configured(choices: list[Choice]) -> None:
     assert choice.kept == sum(one.kept for one in (found.embedding, *found.layers, found.head))
     assert str(choice).startswith(f"recompute of {' '.join(choice.parts)}: keeps ")
     assert within_budget(small("llama")) == (small("llama"), None)
+
+
+def test_a_budget_is_the_same_share_on_any_number_of_stages(choices: list[Choice]) -> None:
+    _, choice = within_budget(small("llama", recompute_budget=0.5, pipeline_model_parallel_size=2))
+    assert choice == cheapest(choices, 0.5)

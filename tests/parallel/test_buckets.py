@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Callable
+
 import pytest
 import torch
 
 from megalite.parallel.buckets import BucketOptions, GradientBuckets, main_grad
 from megalite.parallel.flat import ALIGNMENT, plan_buckets
 from megalite.parallel.gathering import Unit
+from megalite.parallel.half_reduction import HalfReduction
+from megalite.parallel.not_gathered import NotGathered
 from megalite.parallel.params import ParameterFactory, record_of
 from megalite.parallel.topology import build_topology
 from tests.pool import WorkerPool
@@ -198,12 +203,85 @@ def test_weights_are_whole_only_around_their_use(pool: WorkerPool, overlap: bool
         assert left == 0
 
 
+READS: dict[str, Callable[[torch.nn.Parameter], object]] = {
+    "sum": lambda param: param.sum(),
+    "arithmetic": lambda param: 2 * param,
+    "item": lambda param: param[0].tolist(),
+    "data": lambda param: param.data,
+    "detach": lambda param: param.detach(),
+    "numpy": lambda param: param.detach().numpy(),
+    "copy": lambda param: copy.deepcopy(param),
+    "write": lambda param: torch.nn.init.zeros_(param),
+}
+
+
+def _read_outside() -> tuple[dict[str, str], str, bool, bool, list[type]]:
+    """What each of READS says at stage 3, a parameter printed, whether its shape and gradient may be asked
+    for, whether all are right within `gathered`, and their classes there and after it.
+    """
+    topology = build_topology(1, 1, torch.device("cpu"))
+    make = ParameterFactory(topology, torch.float64, seed=1)
+    modules = [_Scale(make, f"w{index}") for index in range(3)]
+    expected = [module.weight.detach().clone() for module in modules]
+    units = [Unit(module) for module in modules]
+    buckets = GradientBuckets(
+        [module.weight for module in modules], topology, BucketOptions(zero_stage=3), units
+    )
+    param = modules[1].weight
+    said = {}
+    for name, read in READS.items():
+        with pytest.raises(RuntimeError) as caught:
+            read(param)
+        said[name] = str(caught.value)
+    asked = param.shape == (30, 11) and param.numel() == 330 and param.grad is None and len(param) == 30
+    with buckets.gathered():
+        right = all(torch.equal(module.weight, each) for module, each in zip(modules, expected, strict=True))
+        classes = [type(param)]
+    return said, repr(param), asked, right, [*classes, type(param)]
+
+
+def test_a_parameter_read_outside_its_unit_names_itself_and_the_remedy(pool: WorkerPool) -> None:
+    for said, printed, asked, right, classes in pool.run(2, _read_outside):
+        assert list(said) == list(READS)
+        for text in said.values():
+            assert text.startswith("the parameter w1 is not on this rank: at --zero-stage 3")
+            assert "buckets.gathered()" in text
+        assert printed == "Parameter w1 of shape (30, 11), not gathered"
+        assert asked
+        assert right
+        assert classes == [torch.nn.Parameter, NotGathered]  # whole, it costs what any other does
+
+
 @pytest.mark.parametrize("overlap", [False, True])
 def test_gradients_of_each_micro_batch_are_added_to_the_part(pool: WorkerPool, overlap: bool) -> None:
     for errors, whole, left in pool.run(4, _train_by_units, 2, overlap, 1):
         assert max(errors) < 1e-13
         assert set(whole) == {3}, "stage 2 keeps all weights, here in three buckets"
         assert left == 0
+
+
+def _held_after_the_wait(in_bf16: bool) -> list[int]:
+    """Bytes of the messages of a step of stage 2, to which this function still refers when they are done."""
+    topology = build_topology(1, 1, torch.device("cpu"))
+    make = ParameterFactory(topology, torch.float32, seed=1)
+    modules = [_Scale(make, f"w{index}") for index in range(2)]
+    options = BucketOptions(10, overlap=True, zero_stage=2, reduce_in_bf16=in_bf16)
+    buckets = GradientBuckets([module.weight for module in modules], topology, options)
+    buckets.start_step(microbatches=1)
+    modules[1](modules[0](torch.ones(30, 11))).sum().backward()
+    messages = [each._reducing for each in buckets._gradients]
+    for each in buckets._gradients:
+        if isinstance(each.work, HalfReduction):
+            messages += [each.work._sent, each.work._received]
+    buckets.finish()
+    return [message.untyped_storage().nbytes() for message in messages if message is not None]
+
+
+@pytest.mark.parametrize("in_bf16", [False, True])
+def test_a_message_that_was_waited_for_is_freed_whoever_refers_to_it(pool: WorkerPool, in_bf16: bool) -> None:
+    """A thread of the process group does, for a moment."""
+    expected = [0] * (2 + 4 * in_bf16)
+    assert pool.run(2, _held_after_the_wait, in_bf16) == [expected, expected]
 
 
 def _values(rank: int) -> torch.Tensor:

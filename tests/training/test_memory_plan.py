@@ -17,7 +17,7 @@ from matplotlib import image
 
 import tools.plan
 from megalite.config import Config, parse, replace
-from megalite.model.live_bytes import HOST, LiveBytes, device_bytes
+from megalite.model.live_bytes import LiveBytes, device_bytes
 from megalite.training.memory.account import buffer_bytes, buffers_on_device
 from megalite.training.memory.plan import plan_memory
 from megalite.training.memory.report import MOST_ROWS, plan_lines
@@ -35,6 +35,7 @@ CASES = {
     Layout(1, 1, 1): [
         ("gpt2", Options(4, dropout=True), "bfloat16"),
         ("llama", Options(2, linear_cross_entropy=True), "float32"),
+        ("gpt2", Options(4, pipeline_schedule="zb-h1", recompute="selective norm mlp_act"), "bfloat16"),
     ],
     Layout(1, 1, 2): [
         ("gpt2", Options(4, zero_stage=1, overlap_grad_reduce=True, recompute="full uniform 1"), "bfloat16"),
@@ -42,6 +43,11 @@ CASES = {
             "llama",
             Options(2, zero_stage=2, ddp_bucket_size=2000, recompute="selective norm mlp_act rope"),
             "bfloat16",
+        ),
+        (
+            "gpt2",
+            Options(2, zero_stage=2, ddp_bucket_size=2000, overlap_grad_reduce=True),
+            "float32",
         ),
         ("mixed", Options(2, zero_stage=3, offload_fraction=0.4), "bfloat16"),
         ("gpt2", Options(4, offloaded_layers=1, offload_fraction=1.0), "float32"),
@@ -53,7 +59,7 @@ CASES = {
     ],
     Layout(1, 4, 1): [
         ("gpt2", Options(2, pipeline_schedule="zb-h1", dropout=True), "float32"),
-        ("mixed", Options(2, pipeline_schedule="zb-h1"), "float32"),
+        ("mixed", Options(2, pipeline_schedule="zb-h1", recompute="selective norm mlp_act rope"), "float32"),
         ("llama-tied", Options(4, pipeline_schedule="gpipe"), "bfloat16"),
     ],
     Layout(2, 2, 2): [
@@ -64,8 +70,10 @@ CASES = {
 }
 
 
-def measured(layout: Layout, configs: Sequence[Config]) -> list[tuple[Counter[str], Counter[str]]]:
-    """For each configuration this rank's flat buffers, and what lived beside them at the peak of a step."""
+def measured(layout: Layout, configs: Sequence[Config]) -> list[tuple[Counter[str], Counter[str], int]]:
+    """For each configuration this rank's flat buffers, what lived beside them at the peak of a step, and the
+    most activations in host memory.
+    """
     found = []
     for config, topology in zip(configs, topologies(layout, configs), strict=True):
         trainer = Trainer(config, topology)
@@ -73,7 +81,7 @@ def measured(layout: Layout, configs: Sequence[Config]) -> list[tuple[Counter[st
         trainer.train_step(mine, 1e-3)
         with LiveBytes(trainer.activation_bytes_on_host) as live:
             trainer.train_step(mine, 1e-3)
-        found.append((buffer_bytes(trainer), live.peak))
+        found.append((buffer_bytes(trainer), live.peak, live.most_elsewhere))
     return found
 
 
@@ -89,19 +97,18 @@ def test_the_plan_is_what_a_training_step_holds_on_every_rank(layout: Layout, po
     results = pool.run(layout.ranks, measured, layout, configs)
     wrong = []
     for index, config in enumerate(configs):
-        plan = plan_memory(config, layout.ranks)
+        plan = plan_memory(config, layout.ranks, host_is_device=True)
         for rank in range(layout.ranks):
-            buffers, peak = results[rank][index]
+            buffers, peak, most_on_host = results[rank][index]
             account = plan.ranks[layout.coordinates(rank)[1]].account
             assert account.parameters == buffers["parameters"]
             assert account.gradients == buffers["gradients"]
             assert account.optimizer == buffers["optimizer"] - buffers["offloaded"]
-            assert account.host == buffers["offloaded"] + peak[HOST]
+            assert account.host == buffers["offloaded"] + most_on_host
             beside = account.total - buffers_on_device(buffers)
             # Between processes threads decide when a message's memory is free again: 3 % of the total.
-            allowed = SCALARS if layout.ranks == 1 else 0.03 * account.total
-            if config.parallel.zero_stage == 2:
-                allowed = 0.17 * device_bytes(peak)  # of whole gradients before a reduction some are missed
+            exact = layout.ranks == 1 or config.parallel.zero_stage == 2  # which frees its messages itself
+            allowed = SCALARS if exact else 0.03 * account.total
             if abs(beside - device_bytes(peak)) > allowed:
                 wrong.append((index, rank, beside, device_bytes(peak)))
     assert not wrong
@@ -176,8 +183,11 @@ def test_a_70b_model_on_1024_ranks_is_planned_on_one_core() -> None:
 
 
 def test_the_table_has_one_row_for_equal_ranks() -> None:
-    done = plan("--world-size", "64", "--pipeline-schedule", "gpipe", "--num-layers", "16")
+    offload = ("--cpu-offloading-num-layers", "1", "--optimizer-cpu-offload")  # for a column more
+    done = plan("--world-size", "64", "--pipeline-schedule", "gpipe", "--num-layers", "16", *offload)
     assert done.returncode == 0, done.stderr
+    assert {"host", "total"} <= set(done.stdout.split())
+    assert max(map(len, done.stdout.splitlines())) <= 110
     assert "1 .. 6" in done.stdout
     assert "64 ranks, tp 8 x pp 8 x dp 1" in done.stdout
 
@@ -243,11 +253,11 @@ def test_the_picture_has_a_row_of_bars_for_each_rank(tmp_path: Path, monkeypatch
 
 def test_a_run_that_will_not_fit_is_warned_and_its_table_is_short() -> None:
     flags = [*TINY, "--mock-data", "--num-layers", "12", "--pipeline-model-parallel-size", "12"]
-    planned = plan_memory(parse([*flags, "--global-batch-size", "24"], 12), 12)
+    planned = plan_memory(parse([*flags, "--global-batch-size", "24"], 12), 12, True)
     largest = planned.largest.account
     beside = largest.activations + largest.working + largest.logits_and_loss + largest.communication
     (table,) = plan_lines(planned, beside)
-    assert table.count("\n│") == MOST_ROWS - 1  # the largest is among those that are evenly spread
+    assert table.count("\n") == 5 + MOST_ROWS - 1  # the largest is among those that are evenly spread
     assert f"{MOST_ROWS - 1} of 12 kinds of ranks; tools/plan.py memory shows all" in table
     assert plan_lines(planned, None) == [table]
     _, warning = plan_lines(planned, beside - 1)
@@ -258,7 +268,7 @@ def test_a_run_tells_its_plan_and_what_its_first_step_measured() -> None:
     flags = ("--pipeline-model-parallel-size", "2", "--train-iters", "2", "--eval-iters", "0")
     done = launch("--memory-report", "--group-query-attention", *flags)
     assert done.returncode == 0, done.stderr
-    assert "Memory of a rank at the peak of a step: 2 ranks, tp 1 x pp 2 x dp 1" in done.stdout
+    assert "Memory of a rank at the peak of a step, in MiB: 2 ranks, tp 1 x pp 2 x dp 1" in done.stdout
     found = re.findall(r"memory of pp rank (\d): planned .* measured .* \((.*)%\), resident ", done.stdout)
     assert [rank for rank, _ in found] == ["0", "1"]
     assert all(abs(float(difference)) < 3 for _, difference in found), found
@@ -272,6 +282,6 @@ def test_activations_that_wait_on_the_host_are_not_on_the_device() -> None:
     )
     # When the first backward starts, what its forward saved is held.
     before, after = (
-        plan_memory(config, 1).largest.moments[1].held["activations"] for config in (plain, offloaded)
+        plan_memory(config, 1, True).largest.moments[1].held["activations"] for config in (plain, offloaded)
     )
     assert after < 0.2 * before

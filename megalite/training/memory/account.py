@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields
 
 import torch
 
-from megalite.model.live_bytes import ACTIVATIONS, COMMUNICATION, HOST, LOGITS, device_bytes
+from megalite.model.live_bytes import ACTIVATIONS, COMMUNICATION, LOGITS, device_bytes
 from megalite.model.rebuild import storage_id
 from megalite.training.memory.timeline import Moment
 from megalite.training.step import Trainer
@@ -20,8 +20,9 @@ class Account:
 
     `parameters`, `gradients`, `optimizer`: flat buffers, padding included. `activations`: held from forward
     passes until their backward. `working`: of the operation that runs at the peak. `logits_and_loss`: both,
-    of the last stage's head. `communication`: messages between stages, buffers of collectives. `host`:
-    offloaded optimizer state and activations in host memory, no part of the device's total.
+    of the last stage's head. `communication`: messages between stages, buffers of collectives. `host`: the
+    most that is in host memory in a step, no part of the device's total: offloaded optimizer state with the
+    copies that it takes to bring gradients there and weights back, and activations.
     """
 
     parameters: int
@@ -44,14 +45,14 @@ def peak(of: Sequence[Moment]) -> Moment:
     return max(of, key=lambda moment: device_bytes(moment.most))
 
 
-def account(buffers: Counter[str], moment: Moment) -> Account:
+def account(buffers: Counter[str], moment: Moment, activations_on_host: int) -> Account:
     """`buffers`: bytes by purpose of what is always held, see `buffer_bytes`."""
     held = min(moment.held[ACTIVATIONS], moment.most[ACTIVATIONS])  # a backward may have freed some already
     return Account(
         parameters=buffers["parameters"],
         gradients=buffers["gradients"],
         optimizer=buffers["optimizer"] - buffers["offloaded"],
-        host=buffers["offloaded"] + moment.most[HOST],
+        host=buffers["offloaded"] + activations_on_host,
         activations=held,
         working=moment.most[ACTIVATIONS] - held,
         logits_and_loss=moment.most[LOGITS],

@@ -2,38 +2,50 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from megalite.config import Config, replace, validate, zero_stage
+from megalite.config import Config, ConfigErrors, replace, stage_layers, to_dict, validate, zero_stage
+from megalite.config.rules.activations import WITHIN
+from megalite.config.schema.activations import DEFAULT_PARTS, PARTS
 from megalite.config.schema.fields import flag_name
+from megalite.model.recompute_budget import least_share, within_budget
 from megalite.model.saved_bytes import activation_bytes
 from megalite.training.flops import flops_per_token
 from megalite.training.memory.plan import plan_memory
 from megalite.training.memory.table import shown
 
-CHEAP_PARTS = ("norm", "mlp_act")  # next to nothing to compute again
+CHEAP_PARTS = ("norm", "mlp_act", "rope")  # next to nothing to compute again
+MOST_TENSOR_PARALLEL = 8  # ranks that share a fast network, in most machines
 
 
 @dataclass(frozen=True)
 class Advice:
-    """`flags` to add to the command; `needed`: bytes of the rank that then needs the most."""
+    """`flags` to add to the command; `needed`: bytes of the rank that then needs the most, `host`: in host
+    memory; `saved`: on the device.
+    """
 
     flags: str
     needed: int
+    host: int
     saved: int
     cost: str
 
     def line(self, available: int) -> str:
         """For a reader."""
         verdict = "fits" if self.needed <= available else "does not fit alone"
-        return f"{self.flags}: saves {shown(self.saved)}, needs {shown(self.needed)}, {verdict}; {self.cost}"
+        needs = shown(self.needed) + (f" and {shown(self.host)} of host memory" if self.host else "")
+        return f"{self.flags}: saves {shown(self.saved)}, needs {needs}, {verdict}; {self.cost}"
 
 
 @dataclass(frozen=True)
-class _Lever:
+class Lever:
+    """`changes`: settings by name; `flags`: the same, to be typed behind the flags that are there."""
+
     changes: dict[str, Any]
+    flags: str
     cost: str
 
 
@@ -44,86 +56,147 @@ def advise(config: Config, world_size: int, available: int, host_is_device: bool
     on, as far as needed, or without success. `host_is_device`: offloading to the host saves nothing.
     """
 
-    def needed(changed: Config) -> int:
-        account = plan_memory(changed, world_size).largest.account
-        return account.total + (account.host if host_is_device else 0)
+    def needed(changed: Config) -> tuple[int, int]:
+        try:
+            account = plan_memory(changed, world_size, host_is_device).largest.account
+        except ConfigErrors:  # this layout cannot meet the budget
+            return sys.maxsize, 0
+        return account.total + (account.host if host_is_device else 0), 0 if host_is_device else account.host
 
-    before = needed(config)
+    before, _ = needed(config)
     found: list[Advice] = []
-    together, together_needed, flags, costs = config, before, [], []
-    for lever in _levers(config, world_size, host_is_device):
-        alone = replace(config, **lever.changes)
-        if validate(alone, world_size):
-            continue
-        need = needed(alone)
+    together: dict[str, Any] = {}
+    costs: dict[str, str] = {}  # by the first setting of a lever, of which the last one counts
+    least, host = before, 0
+    for lever in levers(config, world_size, host_is_device):
+        need, on_host = needed(replace(config, **lever.changes))
         if need >= before:
             continue
-        found.append(Advice(_typed(lever.changes), need, before - need, lever.cost))
+        found.append(Advice(lever.flags, need, on_host, before - need, lever.cost))
         if need <= available:
             return found
-        with_it = replace(together, **lever.changes)
-        if not validate(with_it, world_size) and (need := needed(with_it)) < together_needed:
-            together, together_needed = with_it, need
-            flags.append(_typed(lever.changes))
-            costs.append(lever.cost)
-            if need <= available:
+        with_it = replace(config, **{**together, **lever.changes})
+        if not validate(with_it, world_size) and (all_need := needed(with_it))[0] < least:
+            together |= lever.changes
+            costs[next(iter(lever.changes))] = lever.cost
+            least, host = all_need
+            if least <= available:
                 break
-    if len(flags) > 1:
-        found.append(Advice(" ".join(flags), together_needed, before - together_needed, "; ".join(costs)))
+    if len(costs) > 1:
+        flags = _typed(config, together)
+        found.append(Advice(flags, least, host, before - least, "; ".join(costs.values())))
     return found
 
 
-def _levers(config: Config, world_size: int, host_is_device: bool) -> Iterator[_Lever]:
-    """In the order of what they cost in time."""
+def levers(config: Config, world_size: int, host_is_device: bool) -> Iterator[Lever]:
+    """Those that the rules of the configuration accept, in the order of what they cost in time."""
+    for changes, cost in _levers(config, world_size, host_is_device):
+        changed = replace(config, **changes)
+        if not validate(changed, world_size):
+            yield Lever(changes, _typed(config, changes), cost if isinstance(cost, str) else cost(changed))
+
+
+_Cost = str | Callable[[Config], str]  # of the changed configuration
+
+
+def _levers(config: Config, world_size: int, host_is_device: bool) -> Iterator[tuple[dict[str, Any], _Cost]]:
     parallel, tensor = config.parallel, config.parallel.tensor_model_parallel_size
     pipeline, micro = parallel.pipeline_model_parallel_size, config.batch.micro_batch_size
     replicas, stage = config.data_parallel_size(world_size), zero_stage(config)
     if replicas > 1 and stage < 1:
-        yield _Lever({"zero_stage": 1}, "no more traffic")
+        yield {"zero_stage": 1}, "no more traffic"
     if tensor > 1 and not parallel.sequence_parallel:
-        yield _Lever({"sequence_parallel": True}, "no more traffic")
+        yield {"sequence_parallel": True}, "no more traffic"
     if config.loss.cross_entropy_fusion_impl == "native":
         fused = {"cross_entropy_loss_fusion": True, "cross_entropy_fusion_impl": "linear"}
-        yield _Lever(fused, "the same matrix products, in chunks")
-    if config.activations.recompute_granularity is None:
-        selective = {"recompute_granularity": "selective", "recompute_modules": CHEAP_PARTS}
-        yield _Lever(selective, _recompute_cost(config, selective))
+        yield fused, "the same matrix products, in chunks"
+    yield from _selective(config, CHEAP_PARTS)
     smaller = micro // 2
     while smaller:
-        yield _Lever({"micro_batch_size": smaller}, "smaller matrix products, which run slower on a GPU")
+        yield {"micro_batch_size": smaller}, "smaller matrix products, which run slower on a GPU"
         smaller //= 2
+    yield from _selective(config, (*CHEAP_PARTS, "core_attn"))
     if replicas > 1 and stage < 2:
-        yield _Lever({"zero_stage": 2}, "a reduction of the gradients for each micro-batch")
+        yield {"zero_stage": 2}, "a reduction of the gradients for each micro-batch"
+    yield from _budget(config)
     if config.activations.recompute_granularity != "full":
         full = {
             "recompute_granularity": "full",
+            "recompute_modules": DEFAULT_PARTS,
             "recompute_method": "uniform",
             "recompute_num_layers": 1,
         }
-        yield _Lever(full, _recompute_cost(config, full))
+        yield full, _recompute_cost
+    if not host_is_device:
+        yield from _offload(config)
     if replicas > 1 and stage < 3:
-        yield _Lever({"zero_stage": 3}, "the weights are gathered twice for each micro-batch")
-    if not config.optimizer.optimizer_cpu_offload and not host_is_device:
-        yield _Lever({"optimizer_cpu_offload": True}, "the update runs at the speed of the host's memory")
-    if replicas % 2 == 0:
-        yield _Lever({"tensor_model_parallel_size": 2 * tensor}, "two more collectives a layer each way")
-        stages = {"pipeline_model_parallel_size": 2 * pipeline}
-        yield _Lever(stages, "a larger pipeline bubble, unless there are more micro-batches a step")
+        yield {"zero_stage": 3}, "the weights are gathered twice for each micro-batch"
+    larger = 2
+    while replicas % larger == 0 and tensor * larger <= MOST_TENSOR_PARALLEL:
+        shards: dict[str, Any] = {"tensor_model_parallel_size": larger * tensor}
+        if config.model.seq_length % (larger * tensor) == 0:
+            shards["sequence_parallel"] = True
+        yield shards, "collectives among more ranks in every layer, and smaller matrix products"
+        larger *= 2
+    larger = 2
+    while replicas % larger == 0:
+        stages = {"pipeline_model_parallel_size": larger * pipeline}
+        yield stages, "a larger pipeline bubble, unless there are more micro-batches a step"
+        larger *= 2
 
 
-def _recompute_cost(config: Config, changes: dict[str, Any]) -> str:
-    changed = replace(config, **changes)
+def _selective(config: Config, parts: tuple[str, ...]) -> Iterator[tuple[dict[str, Any], _Cost]]:
+    """Recompute of `parts`, as far as the model has them, beside those that are chosen already."""
+    chosen = config.activations
+    if chosen.recompute_granularity == "full":
+        return
+    have = set(chosen.recompute_modules) if chosen.recompute_granularity == "selective" else set()
+    without = {part for whole in have for part in WITHIN.get(whole, ())}
+    without |= set() if config.model.has_rotary_positions else {"rope"}
+    if more := set(parts) - have - without:
+        names = tuple(part for part in PARTS if part in have | more)
+        changes = {"recompute_granularity": "selective", "recompute_modules": names}
+        yield changes, _recompute_cost
+
+
+def _budget(config: Config) -> Iterator[tuple[dict[str, Any], _Cost]]:
+    """The lowest budget that can be met, where there is one: it chooses the parts instead of the others."""
+    given = config.activations.recompute_budget
+    if given is not None and (least := least_share(config)) < given:
+        yield {"recompute_budget": least}, "the most parts that can be computed again"
+
+
+def _offload(config: Config) -> Iterator[tuple[dict[str, Any], _Cost]]:
+    """To host memory: activations of every layer, and the optimizer."""
+    most = max(map(len, stage_layers(config)))
+    if config.activations.cpu_offloading_num_layers < most:
+        yield {"cpu_offloading_num_layers": most}, _transfer_cost
+    if not config.optimizer.optimizer_cpu_offload:
+        yield {"optimizer_cpu_offload": True}, "the update runs at the speed of the host's memory"
+
+
+def _recompute_cost(changed: Config) -> str:
     counted = activation_bytes(changed)
     extra = sum(layer.extra_flops for layer in counted.layers) + counted.head.extra_flops
-    tokens = config.batch.micro_batch_size * config.model.seq_length
-    tensor = config.parallel.tensor_model_parallel_size
-    return f"{extra * tensor / (tokens * flops_per_token(config.model, tensor)):.1%} more FLOPs"
+    tokens = changed.batch.micro_batch_size * changed.model.seq_length
+    tensor = changed.parallel.tensor_model_parallel_size
+    return f"{extra * tensor / (tokens * flops_per_token(changed.model, tensor)):.1%} more FLOPs"
 
 
-def _typed(changes: dict[str, Any]) -> str:
-    """As on a command line."""
+def _transfer_cost(changed: Config) -> str:
+    chosen, _ = within_budget(changed)
+    on_host = sum(layer.on_host for layer in activation_bytes(chosen).layers)
+    moved = shown(on_host / changed.parallel.pipeline_model_parallel_size)
+    return f"{moved} to host memory and back for each micro-batch, beside the compute"
+
+
+def _typed(config: Config, changes: dict[str, Any]) -> str:
+    """As on a command line, behind what gave `config`."""
+    before = to_dict(config)
     words = []
     for name, value in changes.items():
+        if value == before[name]:
+            continue
         words.append(flag_name(name))
         if value is not True:
             words += [str(one) for one in value] if isinstance(value, tuple) else [str(value)]

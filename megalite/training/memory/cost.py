@@ -27,7 +27,9 @@ class ChunkCost:
 
     `saved`: held from the forward until the backward, the stage's input with it. `forward`, `backward`: most
     that exist within either, beyond what is held when it starts. `input_gradient`, `weight_gradient`: the
-    same of a split backward; `put_off`: held between its two parts. `output_is_saved`,
+    same of a split backward; `put_off`: held between its two parts. `left`: gradients that are still being
+    reduced after a backward; the next one of the chunk frees them on its way and has at most
+    `later_backward` beyond them. `output_is_saved`,
     `gradient_is_put_off`: whether what is sent to the next stage, or back, is memory that `saved` or
     `put_off` holds already.
     """
@@ -38,6 +40,8 @@ class ChunkCost:
     input_gradient: Bytes
     put_off: Bytes
     weight_gradient: Bytes
+    left: Bytes
+    later_backward: Bytes
     output_is_saved: bool
     gradient_is_put_off: bool
 
@@ -51,8 +55,13 @@ def measure_chunk(trainer: Trainer, chunk: int, batch: Batch) -> ChunkCost:
     call = trainer.calls(valid_tokens([batch]), loss_grad)[chunk]
     with LiveBytes(stage.recompute.bytes_on_host) as live, _head_labelled(stage, live):
         forward, saved, output_is_saved, edge, hidden = _forward(live, trainer, stage, call, batch)
-        backward = _backward(live, trainer, stage, edge, saved)
-    del edge, hidden
+        backward = later_backward = _backward(live, trainer, stage, edge, saved)
+        del edge, hidden
+        if left := live.bytes():
+            live.label = ACTIVATIONS
+            _, held, _, edge, hidden = _forward(live, trainer, stage, call, batch)
+            later_backward = _backward(live, trainer, stage, edge, held)
+            del edge, hidden
     with LiveBytes(stage.recompute.bytes_on_host) as live, _head_labelled(stage, live):
         _, _, _, edge, hidden = _forward(live, trainer, stage, call, batch)
         with trainer.buckets.weight_gradients.put_off() as work:
@@ -65,7 +74,18 @@ def measure_chunk(trainer: Trainer, chunk: int, batch: Batch) -> ChunkCost:
         for each in work:
             each()
         late = _beyond(live.peak, put_off)
-    return ChunkCost(saved, forward, backward, split, put_off, late, output_is_saved, gradient_is_put_off)
+    return ChunkCost(
+        saved,
+        forward,
+        backward,
+        split,
+        put_off,
+        late,
+        Counter({COMMUNICATION: left.total()}),
+        later_backward,
+        output_is_saved,
+        gradient_is_put_off,
+    )
 
 
 def _forward(

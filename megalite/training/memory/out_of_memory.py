@@ -23,7 +23,7 @@ _CLAIM, _TOLD = "megalite/out of memory", "megalite/out of memory is told"
 def explain(config: Config, world_size: int, device: torch.device, free: int | None) -> str:
     """The planned bytes of every rank, and with `free` (bytes there were for tensors) the levers."""
     host_is_device = device.type == "cpu"
-    text = as_text(plan_memory(config, world_size))
+    text = as_text(plan_memory(config, world_size, host_is_device))
     if free is None:
         return text
     share = USABLE_ON_HOST if host_is_device else USABLE

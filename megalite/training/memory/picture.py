@@ -25,7 +25,7 @@ def draw_png(plan: MemoryPlan, path: Path) -> None:
     FigureCanvasAgg(figure)
     rows = figure.subplots(len(shown), 1, sharex=True, sharey=True, squeeze=False)[:, 0]
     for axes, rank in zip(rows, shown, strict=True):
-        accounts = [account(rank.buffers, moment) for moment in rank.moments]
+        accounts = [account(rank.buffers, moment, 0) for moment in rank.moments]
         bottom = [0.0] * len(accounts)
         for (name, label), colour in zip(PURPOSES.items(), COLOURS, strict=True):
             if name == "host":

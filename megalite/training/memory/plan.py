@@ -16,7 +16,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from megalite.config import Config, kv_replicas, replace, stage_layers
 from megalite.data.batch import Batch
-from megalite.model.live_bytes import COMMUNICATION, LiveBytes
+from megalite.model.live_bytes import COMMUNICATION, HOST, LiveBytes
+from megalite.model.recompute_budget import within_budget
 from megalite.parallel.topology import planned_topology
 from megalite.pipeline.configured import ConfiguredSchedule
 from megalite.pipeline.schedule import Schedule
@@ -70,8 +71,13 @@ class _Stage:
     message: int
 
 
-def plan_memory(config: Config, world_size: int) -> MemoryPlan:
-    """The memory of a valid configuration on `world_size` ranks. Needs neither GPUs nor processes."""
+def plan_memory(config: Config, world_size: int, host_is_device: bool) -> MemoryPlan:
+    """The memory of a valid configuration on `world_size` ranks. Needs neither GPUs nor processes.
+
+    `host_is_device`: tensors live in host memory anyway, so that an offloaded optimizer needs no copies
+    there. Raises `ConfigErrors` where --recompute-budget cannot be met.
+    """
+    chosen, _ = within_budget(config)
     schedule = ConfiguredSchedule(config).of(config.num_microbatches(world_size))
     layers = stage_layers(config)
     known: dict[tuple[tuple[int, bool, bool], ...], _Stage] = {}
@@ -79,16 +85,19 @@ def plan_memory(config: Config, world_size: int) -> MemoryPlan:
     for rank, stages in enumerate(schedule.stages):
         shape = tuple((len(layers[stage]), stage == 0, stage == len(layers) - 1) for stage in stages)
         if shape not in known:
-            known[shape] = _measure(config, world_size, rank)
+            known[shape] = _measure(chosen, world_size, rank, host_is_device)
         stage = known[shape]
         found = moments(schedule, rank, stage.costs, stage.message)
-        found.append(Moment(None, 0, Counter(), stage.reduction))
+        left = sum((cost.left for cost in stage.costs), Counter[str]())
+        found.append(Moment(None, 0, left, left + stage.reduction))
         chunks = tuple(layers[stage] for stage in stages)
-        ranks.append(RankPlan(rank, chunks, stage.buffers, account(stage.buffers, peak(found)), tuple(found)))
+        most_on_host = max(moment.held[HOST] for moment in found)
+        told = account(stage.buffers, peak(found), most_on_host)
+        ranks.append(RankPlan(rank, chunks, stage.buffers, told, tuple(found)))
     return MemoryPlan(config, world_size, schedule, tuple(ranks))
 
 
-def _measure(config: Config, world_size: int, pipeline_rank: int) -> _Stage:
+def _measure(config: Config, world_size: int, pipeline_rank: int, host_is_device: bool) -> _Stage:
     if config.optimizer.optimizer_impl == "apex":  # runs on GPUs only; its state is as large
         config = replace(config, optimizer_impl="auto")
     if config.precision.gradient_accumulation_fusion_impl == "apex":
@@ -101,6 +110,11 @@ def _measure(config: Config, world_size: int, pipeline_rank: int) -> _Stage:
         topology = planned_topology(world_size, first, tensor, pipeline, device, replicas)
         trainer = Trainer(config, topology)
         buffers = buffer_bytes(trainer)
+        if not host_is_device:
+            fused = config.precision.gradient_accumulation_fusion
+            trainer.buckets.weight_gradients.accumulate = _nothing if fused else _product
+            copies = sum(tensor.nbytes for tensor in trainer.optimizer.copied())
+            buffers.update(optimizer=copies, offloaded=copies)
         batch = _batch(config, device)
         trainer.buckets.start_step(2)
         costs = tuple(measure_chunk(trainer, chunk, batch) for chunk in range(len(trainer.stages)))
@@ -109,6 +123,15 @@ def _measure(config: Config, world_size: int, pipeline_rank: int) -> _Stage:
             trainer.buckets.finish()
         message = torch.empty(trainer.hidden_shape, dtype=trainer.dtype).nbytes
     return _Stage(buffers, costs, live.peak, message)
+
+
+def _nothing(total: torch.Tensor, left: torch.Tensor, right: torch.Tensor) -> None:
+    """`accumulate_fused` as it is on a GPU: the product is added where it is made, and takes no memory."""
+
+
+def _product(total: torch.Tensor, left: torch.Tensor, right: torch.Tensor) -> None:
+    """`accumulate_unfused` as it is on a GPU, where the product is made in one piece."""
+    torch.mm(left, right)
 
 
 def _batch(config: Config, device: torch.device) -> Batch:

@@ -40,6 +40,7 @@ def moments(schedule: Schedule, rank: int, costs: Sequence[ChunkCost], message: 
     in_flight = 0
     sent: dict[tuple[int, Kind], deque[Product]] = defaultdict(lambda: deque(maxlen=schedule.sends_in_flight))
     not_taken: set[Product | None] = set()
+    reducing: set[int] = set()  # chunks whose last backward has left gradients that are being reduced
     found = []
     for index, action in enumerate(actions):
         cost, stage = costs[action.chunk], schedule.stages[rank][action.chunk]
@@ -48,7 +49,7 @@ def moments(schedule: Schedule, rank: int, costs: Sequence[ChunkCost], message: 
         kept = {product for queue in sent.values() for product in queue} | not_taken
         most = Counter(held)
         most[COMMUNICATION] += ((index < last_receive) + len(kept - in_held - {taken})) * message
-        most.update(_within(action, cost))
+        most.update(_within(action, cost, action.chunk in reducing))
         in_flight += action.kind is Kind.F
         found.append(Moment(action, in_flight, Counter(held), most))
         in_flight -= action.kind in (Kind.B, Kind.W)
@@ -60,6 +61,9 @@ def moments(schedule: Schedule, rank: int, costs: Sequence[ChunkCost], message: 
             in_held -= {(Kind.B, stage, action.microbatch), (Kind.B, stage + 1, action.microbatch)}
         else:
             held.subtract(cost.saved)
+            if action.chunk not in reducing:
+                held.update(cost.left)
+                reducing.add(action.chunk)
             in_held -= {(Kind.F, stage, action.microbatch), (Kind.F, stage - 1, action.microbatch)}
             if action.kind is Kind.I:
                 held.update(cost.put_off)
@@ -72,10 +76,10 @@ def moments(schedule: Schedule, rank: int, costs: Sequence[ChunkCost], message: 
     return found
 
 
-def _within(action: Action, cost: ChunkCost) -> Bytes:
+def _within(action: Action, cost: ChunkCost, is_reducing: bool) -> Bytes:
     return {
         Kind.F: cost.forward,
-        Kind.B: cost.backward,
+        Kind.B: cost.later_backward if is_reducing else cost.backward,
         Kind.I: cost.input_gradient,
         Kind.W: cost.weight_gradient,
     }[action.kind]
