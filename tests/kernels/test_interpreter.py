@@ -36,8 +36,9 @@ def runs() -> Iterator[dict[str, subprocess.Popen[str]]]:
     }
     yield started
     for run in started.values():
-        run.kill()
-        run.communicate()
+        if run.poll() is None:  # its test was not chosen, or was interrupted
+            run.kill()
+            run.communicate()
 
 
 @pytest.mark.parametrize("share", SHARES)
