@@ -7,6 +7,7 @@
 #include <limits>
 #include <optional>
 #include <tuple>
+#include <vector>
 
 #include "document_masks.h"
 #include "indexed_dataset.h"
@@ -120,27 +121,48 @@ void add(IndexedWriter &writer, const py::array &tokens, const Dense<int32_t> &l
     writer.add_documents(documents.data(), static_cast<uint64_t>(documents.size()));
 }
 
+// The elements of `values`, which the array takes over.
+Dense<int32_t> as_array(std::vector<int32_t> &&values) {
+    auto *const owned = new std::vector<int32_t>(std::move(values));
+    const py::capsule owner(owned, [](void *pointer) { delete static_cast<std::vector<int32_t> *>(pointer); });
+    return Dense<int32_t>(static_cast<ssize_t>(owned->size()), owned->data(), owner);
+}
+
 // Lists of Python ints end to end: tokens int32 (sum of lengths,), lengths int32 (lists,).
-py::tuple flatten_ids(const py::list &lists) {
-    ssize_t total = 0;
+py::tuple flatten_ids(const py::iterable &lists) {
+    std::vector<int32_t> tokens, lengths;
     for (const py::handle item : lists) {
         if (!PyList_Check(item.ptr())) fail("flatten_ids: expected lists of ids");
-        total += PyList_GET_SIZE(item.ptr());
-    }
-    Dense<int32_t> tokens(total), lengths(static_cast<ssize_t>(lists.size()));
-    int32_t *token = tokens.mutable_data(), *length = lengths.mutable_data();
-    for (const py::handle item : lists) {
         const ssize_t count = PyList_GET_SIZE(item.ptr());
         if (count > std::numeric_limits<int32_t>::max()) fail("a sequence of ", count, " tokens: at most 2147483647 fit the format");
-        *length++ = static_cast<int32_t>(count);
+        lengths.push_back(static_cast<int32_t>(count));
         for (ssize_t i = 0; i < count; ++i) {
             const long id = PyLong_AsLong(PyList_GET_ITEM(item.ptr(), i));
             if (id == -1 && PyErr_Occurred()) throw py::error_already_set();
             if (id < 0 || id > std::numeric_limits<int32_t>::max()) fail("token id ", id, ": expected 0 to 2147483647");
-            *token++ = static_cast<int32_t>(id);
+            tokens.push_back(static_cast<int32_t>(id));
         }
     }
-    return py::make_tuple(tokens, lengths);
+    return py::make_tuple(as_array(std::move(tokens)), as_array(std::move(lengths)));
+}
+
+// `tokens` with `token` put in before each of the places `before`, which ascend.
+Dense<int32_t> insert_token(const Dense<int32_t> &tokens, const Dense<int64_t> &before, int32_t token) {
+    const int64_t count = tokens.size(), insertions = before.size();
+    Dense<int32_t> out(count + insertions);
+    const int32_t *source = tokens.data();
+    const int64_t *places = before.data();
+    int32_t *target = out.mutable_data();
+    py::gil_scoped_release release;
+    int64_t done = 0;
+    for (int64_t i = 0; i < insertions; ++i) {
+        if (places[i] < done || places[i] > count) fail("insert_token: place ", places[i], " after ", done, " of ", count, " tokens");
+        target = std::copy(source + done, source + places[i], target);
+        *target++ = token;
+        done = places[i];
+    }
+    std::copy(source + done, source + count, target);
+    return out;
 }
 
 using State = std::tuple<int64_t, int64_t, int64_t, uint32_t>;
@@ -270,6 +292,7 @@ void bind_indexed_dataset(py::module_ &module) {
             return out;
         });
 
+    module.def("insert_token", &insert_token, py::arg("tokens"), py::arg("before"), py::arg("token"));
     module.def("flatten_ids", &flatten_ids, py::arg("lists"));
     module.def("read_samples", &read_samples, py::arg("readers"), py::arg("datasets"), py::arg("samples"),
                py::arg("out").noconvert());

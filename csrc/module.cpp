@@ -8,6 +8,7 @@ void bind_cpu_cross_entropy(py::module_& module);
 void bind_cpu_rms_norm(py::module_& module);
 void bind_cpu_rope(py::module_& module);
 void bind_cpu_swiglu(py::module_& module);
+void bind_freed_memory(py::module_& module);
 void bind_huge_pages(py::module_& module);
 void bind_index_builders(py::module_& module);
 void bind_indexed_dataset(py::module_& module);
@@ -20,6 +21,7 @@ PYBIND11_MODULE(_C, module) {
     bind_cpu_rms_norm(module);
     bind_cpu_rope(module);
     bind_cpu_swiglu(module);
+    bind_freed_memory(module);
     bind_huge_pages(module);
     bind_indexed_dataset(module);
     bind_index_builders(module);

@@ -14,6 +14,7 @@ import argparse
 import sys
 import tempfile
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -81,7 +82,7 @@ def main() -> int:
         nargs="+",
         choices=["preprocessing", "writing", "reading", "index", "blending"],
         default=["preprocessing", "writing", "reading", "index", "blending"],
-        help="What to measure (default: all); a part takes one to three minutes.",
+        help="What to measure (default: all).",
     )
     data.add_argument(
         "--tokenizer-model", type=Path, help="tokenizer.json (default: one trained on the corpus)"
@@ -152,14 +153,16 @@ def _head(flags: argparse.Namespace) -> int:
 
 def _data(flags: argparse.Namespace) -> int:
     from megalite.data.sample_corpus import train_tokenizer
-    from tools.benchmarks.data import benchmark_data, markdown
+    from tools.benchmarks.data.run import benchmark_data, conditions
 
     with tempfile.TemporaryDirectory() as folder:
         model = flags.tokenizer_model
         if model is None:
             model = Path(folder) / "tokenizer.json"
             train_tokenizer(flags.corpus, model, 4096)
-        print(markdown(benchmark_data(flags.documents, flags.rounds, flags.corpus, model, flags.parts)))
+        print(conditions(flags.rounds))
+        show = partial(print, flush=True)
+        benchmark_data(flags.documents, flags.rounds, flags.corpus, model, flags.parts, show)
     return 0
 
 

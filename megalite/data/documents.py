@@ -38,9 +38,13 @@ def parse_strings(lines: Sequence[bytes], keys: Sequence[str]) -> list[list[str]
     """For each of `keys` the texts of JSON lines, as `parse_document` has them, when every line holds one
     string a key, as most do; None when one does not.
     """
+    loads = orjson.loads
     try:
-        records = [orjson.loads(line) for line in lines]
-        texts = [[record[key] for record in records] for key in keys]
+        if len(keys) == 1:  # a record at a time: all at once are objects that the collector looks through
+            texts = [[loads(line)[keys[0]] for line in lines]]
+        else:
+            records = [loads(line) for line in lines]
+            texts = [[record[key] for record in records] for key in keys]
     except (orjson.JSONDecodeError, KeyError, TypeError):  # another kind of value cannot be looked into
         return None
     return texts if all({*map(type, each)} <= {str} for each in texts) else None

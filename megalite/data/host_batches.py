@@ -12,6 +12,8 @@ from megalite.accelerator import pin
 from megalite.data.build import Dataset, SampleSource
 from megalite.data.errors import DataError
 
+CACHED_TOKENS = 1 << 16  # read before they are looked through, 512 KiB: a core's cache still holds them then
+
 
 @dataclass(frozen=True)
 class HostBatches:
@@ -53,29 +55,57 @@ def read_batches(dataset: Dataset, samples: np.ndarray, vocab_size: int | None, 
     With `vocab_size`, an id beyond it raises DataError.
     """
     rules, seq = dataset.rules, dataset.samples.seq_length
-    count, micro = samples.shape
     place = pin if pinned else _unchanged
-    tokens = place(torch.empty(count, micro, seq + 1, dtype=torch.int64))
-    flat = tokens.numpy().reshape(count * micro, seq + 1)
-    dataset.samples.read(samples.reshape(-1), flat)
-    if vocab_size is not None:
-        check_ids(dataset.samples, samples.reshape(-1), flat, vocab_size)
-    numbers = torch.from_numpy(samples)
-    if not (rules.eod_mask_loss or rules.reset_position_ids or rules.reset_attention_mask):
-        return HostBatches(numbers, tokens, None, None, None, None)
-    shape = (count, micro, seq)
+    tokens = place(torch.empty(*samples.shape, seq + 1, dtype=torch.int64))
+    shape = (*samples.shape, seq)
     loss_mask = place(torch.empty(shape, dtype=torch.float32)) if rules.eod_mask_loss else None
     position_ids = place(torch.empty(shape, dtype=torch.int64)) if rules.reset_position_ids else None
-    starts = []
-    for i in range(count):
-        positions = None if position_ids is None else position_ids[i].numpy()
-        mask = None if loss_mask is None else loss_mask[i].numpy()
-        starts.append(_C.mask_documents(tokens[i].numpy(), seq, rules.eod, positions, mask))
+    starts = read_documents(
+        dataset,
+        samples,
+        tokens.numpy(),
+        vocab_size,
+        None if position_ids is None else position_ids.numpy(),
+        None if loss_mask is None else loss_mask.numpy(),
+    )
+    numbers = torch.from_numpy(samples)
     if not rules.reset_attention_mask:
         return HostBatches(numbers, tokens, loss_mask, position_ids, None, None)
     cu_seqlens = [place(torch.from_numpy(each)) for each in starts]
     longest = [int(np.diff(each).max()) for each in starts]
     return HostBatches(numbers, tokens, loss_mask, position_ids, cu_seqlens, longest)
+
+
+def read_documents(
+    dataset: Dataset,
+    samples: np.ndarray,
+    tokens: np.ndarray,
+    vocab_size: int | None = None,
+    position_ids: np.ndarray | None = None,
+    loss_mask: np.ndarray | None = None,
+) -> list[np.ndarray]:
+    """Fill `tokens`, int64 (micro_batches, micro_batch_size, seq + 1), with `samples`; by the rules of
+    `dataset` also `position_ids`, int64, and `loss_mask`, float32, of seq each.
+
+    Returns where documents begin in each micro-batch, int32, if any rule asks for it.
+    """
+    source, rules = dataset.samples, dataset.rules
+    count, micro, width = tokens.shape
+    at_once = max(1, CACHED_TOKENS // (micro * width))
+    starts = []
+    for first in range(0, count, at_once):
+        numbers, part = samples[first : first + at_once].reshape(-1), tokens[first : first + at_once]
+        rows = part.reshape(-1, width)
+        source.read(numbers, rows)
+        if vocab_size is not None:
+            check_ids(source, numbers, rows, vocab_size)
+        if not (rules.eod_mask_loss or rules.reset_position_ids or rules.reset_attention_mask):
+            continue
+        for i, each in enumerate(part, first):
+            positions = None if position_ids is None else position_ids[i]
+            mask = None if loss_mask is None else loss_mask[i]
+            starts.append(_C.mask_documents(each, width - 1, rules.eod, positions, mask))
+    return starts
 
 
 def pin_batches(host: HostBatches) -> HostBatches:

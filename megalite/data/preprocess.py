@@ -16,13 +16,14 @@ import os
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 
+from megalite import _C
 from megalite.data.dataset_info import DatasetInfo, publish_with_info
 from megalite.data.documents import parse_document, parse_strings
 from megalite.data.errors import DataError
@@ -137,7 +138,9 @@ def preprocess(
             for key, resume in zip(plan.json_keys, start.written, strict=True)
         ]
         progress.tokens = sum(writer.state.tokens for writer in writers)
-        for batch, encodings in _encode_in_order(_read_batches(plan, start.place, state), encode, pool):
+        for batch, encodings in _encode_in_order(
+            _read_batches(plan, start.place, state), encode, pool, plan.workers + 2
+        ):
             for writer, encoded in zip(writers, encodings, strict=True):
                 writer.add(encoded.tokens, encoded.lengths, encoded.sequences)
                 progress.tokens += len(encoded.tokens)
@@ -254,17 +257,23 @@ def _parse(records: Records, part: Part, place: Place, plan: PreprocessPlan) -> 
 
 
 def _encode_in_order(
-    batches: Iterator[_Batch], encode: Callable[[_Batch], list[Encoded]], pool: ThreadPoolExecutor
+    batches: Iterator[_Batch], encode: Callable[[_Batch], list[Encoded]], pool: ThreadPoolExecutor, ahead: int
 ) -> Iterator[tuple[_Batch, list[Encoded]]]:
-    """Batches in their order with their encodings, by key; IN_FLIGHT_BYTES of text are held beside one
-    batch.
+    """Batches in their order with their encodings, by key.
+
+    While `ahead` wait for a thread nothing more is read, so that caches still hold what is encoded; behind a
+    slow one IN_FLIGHT_BYTES of text are held beside one batch.
     """
     waiting: deque[tuple[_Batch, Future[list[Encoded]]]] = deque()
+    busy: set[Future[list[Encoded]]] = set()
     held = 0
     try:
         for batch in batches:
             waiting.append((batch, pool.submit(encode, batch)))
+            busy.add(waiting[-1][1])
             held += batch.text_bytes
+            if len(busy) >= ahead:
+                busy = wait(busy, return_when=FIRST_COMPLETED).not_done
             while waiting and (held > IN_FLIGHT_BYTES or waiting[0][1].done()):
                 done, encoded = waiting.popleft()
                 held -= done.text_bytes
@@ -332,4 +341,4 @@ def encode_documents(
     last = np.cumsum(sequences)[sequences > 0] - 1
     ends = np.cumsum(lengths, dtype=np.int64)[last]
     lengths[last] += 1
-    return Encoded(np.insert(tokens, ends, eod), lengths, sequences)
+    return Encoded(_C.insert_token(tokens, ends, eod), lengths, sequences)

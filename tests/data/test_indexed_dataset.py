@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from megalite import _C
 from megalite.data.errors import DataError
 from megalite.data.indexed_dataset import DatasetWriter, open_dataset, token_dtype, unigram_entropy
 from tests.data.corpora import write_dataset
@@ -173,6 +174,31 @@ def test_resumed_writer_gives_the_same_bytes(tmp_path: Path) -> None:
     assert second.state.checksum == zlib.crc32((tmp_path / "whole.bin").read_bytes())
     for suffix in (".bin", ".idx"):
         assert (tmp_path / f"resumed{suffix}").read_bytes() == (tmp_path / f"whole{suffix}").read_bytes()
+
+
+def test_the_checksum_is_zlibs(tmp_path: Path) -> None:
+    """At every length, and every place in a text where a flush may have cut it."""
+    data = np.random.default_rng(0).integers(0, 256, 101).astype(np.uint8)
+    one = DatasetWriter(str(tmp_path / "one"), "uint8", sync=False)
+    total = np.zeros(0, dtype=np.uint8)
+    for length in range(len(data)):
+        writer = DatasetWriter(str(tmp_path / f"{length}"), "uint8", sync=False)
+        for each, tokens in ((writer, data[:length]), (one, data[:length])):
+            each.add_tokens(tokens)
+        assert writer.flush().checksum == zlib.crc32(data[:length].tobytes())
+        total = np.concatenate([total, data[:length]])
+        assert one.flush().checksum == zlib.crc32(total.tobytes())
+
+
+def test_insert_token() -> None:
+    rng = np.random.default_rng(0)
+    for count in range(20):
+        tokens = rng.integers(0, 100, count).astype(np.int32)
+        places = np.sort(rng.integers(0, count + 1, rng.integers(0, 6)))
+        assert np.array_equal(_C.insert_token(tokens, places, -7), np.insert(tokens, places, -7))
+    for wrong in ([4], [2, 1], [-1]):
+        with pytest.raises(DataError, match=r"insert_token: place -?\d after \d of 3 tokens"):
+            _C.insert_token(np.arange(3, dtype=np.int32), np.array(wrong), 0)
 
 
 def test_dtype_rule() -> None:

@@ -19,10 +19,13 @@ import torch
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
+from megalite import _C
 from megalite.config import BatchSchedule
+from megalite.data import host_batches
 from megalite.data.batch import Batch
 from megalite.data.build import Dataset, DocumentRules, build_datasets
 from megalite.data.errors import DataError
+from megalite.data.host_batches import read_batches
 from megalite.data.loader import StepLoader, rank_samples
 from megalite.data.mock_dataset import MockDataset
 from megalite.data.tokenizer import build_tokenizer
@@ -150,6 +153,37 @@ def test_document_rules(tmp_path: Path) -> None:
     assert batch.cu_seqlens.tolist() == [0, 1, 3, 4, 6, 12]
     assert batch.cu_seqlens.dtype == torch.int32
     assert batch.max_document_length == 6
+
+
+@pytest.mark.parametrize("seq", [1, 15, 16, 17, 127, 128, 129, 300])
+def test_an_end_of_document_at_every_place(seq: int) -> None:
+    rng = np.random.default_rng(seq)
+    tokens = rng.integers(1, 2**40, (seq + 1, seq + 3))
+    tokens[:, :seq][np.eye(seq + 1, seq, dtype=bool)] = 0  # row i ends a document at i, the last row none
+    tokens[seq // 2, rng.random(seq + 3) < 0.3] = 0
+    tokens[:, seq:] = 0  # behind the sequence
+    positions, mask = np.empty((seq + 1, seq), dtype=np.int64), np.empty((seq + 1, seq), dtype=np.float32)
+    starts = _C.mask_documents(tokens, seq, 0, positions, mask)
+    ends = tokens[:, :seq] == 0
+    first = np.pad(ends[:, :-1], ((0, 0), (1, 0)))  # behind an end something begins
+    first[:, 0] = True
+    assert starts.tolist() == [*np.flatnonzero(first).tolist(), first.size]
+    assert np.array_equal(mask, 1.0 - ends)
+    begun = np.maximum.accumulate(np.where(first, np.arange(seq), 0), axis=1)
+    assert np.array_equal(positions, np.arange(seq) - begun)
+
+
+@pytest.mark.parametrize("at_once", [1, 40])
+def test_a_step_is_read_in_parts_that_a_cache_holds(at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    rules = DocumentRules(3, reset_position_ids=True, reset_attention_mask=True, eod_mask_loss=True)
+    dataset = Dataset(MockDataset(8, 6, 1, 50), rules)
+    samples = np.random.default_rng(0).permutation(50)[:14].reshape(7, 2)
+    whole = read_batches(dataset, samples, 8, pinned=False)
+    monkeypatch.setattr(host_batches, "CACHED_TOKENS", at_once)
+    parts = read_batches(dataset, samples, 8, pinned=False)
+    assert len(parts.cu_seqlens or []) == 7
+    for field in fields(whole):
+        torch.testing.assert_close(getattr(parts, field.name), getattr(whole, field.name), rtol=0, atol=0)
 
 
 def test_an_epoch_holds_every_token_once(tmp_path: Path) -> None:

@@ -109,12 +109,12 @@ def test_a_damaged_index_is_an_error_not_a_crash(tmp_path: Path) -> None:
 
 
 def blend(weights: list[float], size: int) -> list[tuple[int, int]]:
-    counts = [0] * len(weights)
+    counts = np.zeros(len(weights))
     drawn = []
     for i in range(size):
-        lags = [weight * max(float(i), 1.0) - count for weight, count in zip(weights, counts, strict=True)]
-        chosen = lags.index(max(lags))
-        drawn.append((chosen, counts[chosen]))
+        lags = np.array(weights) * max(float(i), 1.0) - counts
+        chosen = int(np.argmax(lags))  # the first of equals
+        drawn.append((chosen, int(counts[chosen])))
         counts[chosen] += 1
     return drawn
 
@@ -129,6 +129,10 @@ WEIGHTS = [
     [float(i) for i in range(1, 70)],
     [1.0 / i for i in range(1, 200)],
     [2.0**-i for i in range(60)],
+    [1.0] * 200,
+    [float(i % 3) for i in range(300)],
+    [1.0 / i for i in range(1, 500)],
+    [2.0 ** -(i % 90) for i in range(700)],
 ]
 
 
@@ -147,9 +151,28 @@ def test_random_blends(weights: list[float], size: int) -> None:
     assert list(zip(datasets.tolist(), samples.tolist(), strict=True)) == blend(normalized, size)
 
 
+# Around the numbers at which another search is taken, and at which whole vectors and blocks are full.
+@pytest.mark.parametrize("datasets", [15, 16, 17, 31, 33, 112, 127, 128, 129, 160, 161, 512, 513, 1000])
+@pytest.mark.parametrize("values", [3, 1 << 20], ids=["many ties", "few ties"])
+def test_blends_of_many(datasets: int, values: int) -> None:
+    weights = normalize(np.random.default_rng(datasets).integers(1, values, datasets).astype(float).tolist())
+    found, samples = blend_index(weights, 2500)
+    assert list(zip(found.tolist(), samples.tolist(), strict=True)) == blend(weights, 2500)
+
+
+@pytest.mark.parametrize("datasets", [17, 100, 129, 300])
+def test_exhaustive_blends_of_many(datasets: int) -> None:
+    sizes = np.random.default_rng(datasets).integers(0, 9, datasets).tolist()
+    check_exhaustive(sizes)
+
+
 @given(sizes=st.lists(st.integers(0, 60), min_size=1, max_size=40).filter(any))
 @settings(max_examples=60, deadline=None)
 def test_exhaustive_blend_reads_everything_once(sizes: list[int]) -> None:
+    check_exhaustive(sizes)
+
+
+def check_exhaustive(sizes: list[int]) -> None:
     datasets, samples = exhaustive_blend_index(sizes)
     drawn = sorted(zip(datasets.tolist(), samples.tolist(), strict=True))
     assert drawn == [(d, k) for d, size in enumerate(sizes) for k in range(size)]

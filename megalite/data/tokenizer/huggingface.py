@@ -8,8 +8,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
 import orjson
 
+from megalite import _C
 from megalite.data.errors import DataError
 from megalite.data.tokenizer.base import Tokenizer, identity_of, library_errors
 
@@ -65,6 +67,11 @@ class HuggingFaceTokenizer(Tokenizer):
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         encodings = self.library.encode_batch_fast(list(texts), add_special_tokens=self.adds_special_tokens)
         return [encoding.ids for encoding in encodings]
+
+    def encode_flat(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+        encodings = self.library.encode_batch_fast(list(texts), add_special_tokens=self.adds_special_tokens)
+        # One list after another: all at once would be as many Python ints as the batch has tokens.
+        return _C.flatten_ids(encoding.ids for encoding in encodings)
 
     def decode(self, ids: Sequence[int]) -> str:
         return self.library.decode(list(ids), skip_special_tokens=False)
