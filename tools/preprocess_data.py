@@ -18,6 +18,7 @@ from collections.abc import Sequence
 
 from megalite.data.interruption import end_on_interrupt
 
+KEPT_BYTES = 64 << 20  # of memory that batches leave to the next: the system would fill it with zeros each time
 NOT_HERE = {
     "--split-sentences": 'give each document as a list of sentences: {"text": ["...", "..."]}',
     "--find-optimal-num-workers": "--workers is the number of tokenizer threads; all cores is best",
@@ -147,12 +148,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = arguments(argv)
     os.environ.setdefault("RAYON_NUM_THREADS", str(args.workers))  # read when the tokenizers library starts
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
+    from megalite import _C
     from megalite.data.errors import DataError
     from megalite.data.inputs import corpus_hash, find_inputs, take_partition
     from megalite.data.preprocess import PreprocessPlan, preprocess
     from megalite.data.progress import ProgressDisplay
     from megalite.data.tokenizer import build_tokenizer
 
+    _C.keep_freed_memory(KEPT_BYTES)
     try:
         if args.workers < 1:
             raise DataError(f"--workers {args.workers}: expected 1 or more")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import platform
 import signal
 import subprocess
 import sys
@@ -244,6 +245,26 @@ def test_killed_process_resumes_to_the_same_bytes(tmp_path: Path) -> None:
         assert (tmp_path / f"out_text_document{suffix}").read_bytes() == (
             tmp_path / f"whole_text_document{suffix}"
         ).read_bytes()
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only the allocator of glibc has this setting")
+def test_freed_memory_is_kept() -> None:
+    code = (
+        "import resource, threading\n"
+        "from megalite import _C\n"
+        "_C.keep_freed_memory(64 << 20)\n"
+        "def work():\n"
+        "    for _ in range(9):\n"
+        "        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt\n"
+        "        pieces = [b'x' * (1 << 20) for _ in range(16)]\n"
+        "        del pieces\n"
+        "    print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)\n"
+        "thread = threading.Thread(target=work)\n"
+        "thread.start()\n"
+        "thread.join()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert int(done.stdout) < 100  # pages; without it most of the 4,096 of 16 MiB are new
 
 
 def test_the_benchmark_measures_every_stage(tmp_path: Path) -> None:
