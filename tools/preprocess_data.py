@@ -18,7 +18,7 @@ from collections.abc import Sequence
 
 from megalite.data.interruption import end_on_interrupt
 
-KEPT_BYTES = 64 << 20  # of memory that batches leave to the next: the system would fill it with zeros each time
+KEPT_BYTES = 64 << 20  # memory that batches leave to the next; new pages cost zeros each time
 NOT_HERE = {
     "--split-sentences": 'give each document as a list of sentences: {"text": ["...", "..."]}',
     "--find-optimal-num-workers": "--workers is the number of tokenizer threads; all cores is best",
