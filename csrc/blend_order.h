@@ -1,10 +1,10 @@
 // Which dataset gives sample i of a blend: the one whose count lags most behind its weight, the lowest-numbered of equals.
 //
 // lag_d(i) = weight_d * max(i, 1) - count_d in double precision, as Megatron-LM computes it; its loop over all datasets costs
-// O(datasets) a sample. Here datasets of similar weight stand in blocks of kBlock. A block knows its leader and, from the lead
+// O(datasets) a sample. Here datasets of similar weight stand in blocks. A block knows its leader and, from the lead
 // over those with more weight and the difference of the weights, for how many steps nobody in it can catch up, rounding errors
 // allowed for; until then only the leaders are compared. So a sample costs O(sqrt(datasets)), and the order is the same bit for
-// bit. Up to a hundred datasets or so are all compared, in vector registers.
+// bit. Few datasets are compared directly.
 #pragma once
 
 #include <cstddef>
@@ -19,26 +19,22 @@ class BlendOrder {
     int64_t count(int64_t dataset) const { return counts_[static_cast<size_t>(dataset)]; } // how often it came
     void retire(int64_t dataset);                                                          // never choose it again
 
-    struct Lead {
-        double most;    // the largest lag
-        double dataset; // the lowest dataset that has it
-    };
-    static constexpr int64_t kBlock = 32;
-
   private:
+    static constexpr size_t kNone = ~size_t{0};
+
     int64_t next_of_few(double progress) const;
-    int64_t next_of_all(double progress) const;
     int64_t next_leader(double progress);
-    Lead find_leader(size_t block, double progress);
+    void find_leader(size_t block, double progress);
 
     int64_t sample_ = 0;
+    int64_t block_;                  // members of each block
     std::vector<int64_t> counts_;    // by dataset
-    std::vector<int64_t> member_of_; // by dataset: its place among the members
-    // By member, in blocks heaviest first, filled up to whole steps or blocks. `given` is the count, or infinity when retired or no dataset.
+    std::vector<int32_t> member_of_; // by dataset: its place among the members
+    // By member, heaviest first, filled up to whole blocks. `given` is the count, or infinity when retired or no dataset.
     std::vector<double> weight_, given_, dataset_;
-    // By block: its leader's values, filled up likewise, and the sample from which on the leader must be sought again.
+    // By block: its leader's values, and the sample from which on the leader must be sought again.
     std::vector<double> leader_weight_, leader_given_, leader_dataset_;
     std::vector<int64_t> valid_until_;
     int64_t next_search_ = 0; // no valid_until_ is lower, but that of the stale block
-    int64_t stale_ = -1;      // the block that gave the last sample; it has no leader until the next
+    size_t stale_ = kNone;    // the block that gave the last sample
 };
