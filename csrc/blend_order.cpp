@@ -13,7 +13,7 @@ namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 constexpr int64_t kFew = 24;                // up to here comparing all is faster than keeping blocks
-constexpr int64_t kSmall = 16, kLarge = 32; // members of a block
+constexpr int kSmall = 4, kLarge = 5;       // binary logarithms of the members of a block
 constexpr int64_t kManyDatasets = 640;      // from here on large blocks, or the leaders are too many
 
 struct Lead {
@@ -21,8 +21,10 @@ struct Lead {
     double dataset; // the lowest dataset that has it
 };
 
+#define MEGALITE_INLINE inline __attribute__((always_inline)) // into each clone of its caller, with the numbers it is given
+
 // Among `size` members with these weights and counts.
-MEGALITE_VECTOR Lead largest_lag(const double *weight, const double *given, const double *dataset, int64_t size, double progress) {
+MEGALITE_INLINE Lead largest_lag(const double *weight, const double *given, const double *dataset, int64_t size, double progress) {
     double most = -kInfinity, first = kInfinity;
 #pragma omp simd reduction(max : most)
     for (int64_t i = 0; i < size; ++i) {
@@ -37,7 +39,7 @@ MEGALITE_VECTOR Lead largest_lag(const double *weight, const double *given, cons
     return {most, first};
 }
 
-// The same without dataset `except`, for a `size` that is a multiple of kSmall: four parts are joined first, as each step of a
+// The same without dataset `except`, for a `size` that is a multiple of 16: four parts are joined first, as each step of a
 // maximum waits for the one before.
 MEGALITE_VECTOR Lead largest_lag_of_others(const double *weight, const double *given, const double *dataset, int64_t size,
                                            double progress, double except) {
@@ -60,7 +62,7 @@ struct Margins {
     double above, below; // the largest lags among members with more weight than the leader, and with less
 };
 
-MEGALITE_VECTOR Margins margins(const double *weight, const double *given, int64_t size, double own, double progress) {
+MEGALITE_INLINE Margins margins(const double *weight, const double *given, int64_t size, double own, double progress) {
     double above = -kInfinity, below = -kInfinity;
 #pragma omp simd reduction(max : above, below)
     for (int64_t i = 0; i < size; ++i) {
@@ -72,10 +74,21 @@ MEGALITE_VECTOR Margins margins(const double *weight, const double *given, int64
     return {above, below};
 }
 
+// Of one block; loops of a known length are unrolled.
+MEGALITE_VECTOR Lead lead_of_block(const double *weight, const double *given, const double *dataset, int shift, double progress) {
+    if (shift == kSmall) return largest_lag(weight, given, dataset, 1 << kSmall, progress);
+    return largest_lag(weight, given, dataset, 1 << kLarge, progress);
+}
+
+MEGALITE_VECTOR Margins margins_of_block(const double *weight, const double *given, int shift, double own, double progress) {
+    if (shift == kSmall) return margins(weight, given, 1 << kSmall, own, progress);
+    return margins(weight, given, 1 << kLarge, own, progress);
+}
+
 } // namespace
 
 BlendOrder::BlendOrder(const double *weights, int64_t datasets)
-    : block_(datasets < kManyDatasets ? kSmall : kLarge), counts_(static_cast<size_t>(datasets), 0),
+    : shift_(datasets < kManyDatasets ? kSmall : kLarge), counts_(static_cast<size_t>(datasets), 0),
       member_of_(static_cast<size_t>(datasets)) {
     std::vector<int32_t> order(static_cast<size_t>(datasets));
     std::iota(order.begin(), order.end(), 0);
@@ -88,12 +101,13 @@ BlendOrder::BlendOrder(const double *weights, int64_t datasets)
         dataset_.push_back(static_cast<double>(dataset));
     }
     if (datasets <= kFew) return;
-    while (weight_.size() % static_cast<size_t>(block_) != 0) {
+    const size_t size = size_t{1} << shift_;
+    while (weight_.size() % size != 0) {
         weight_.push_back(0.0);
         given_.push_back(kInfinity);
         dataset_.push_back(kInfinity);
     }
-    const size_t blocks = weight_.size() / static_cast<size_t>(block_), padded = (blocks + kSmall - 1) / kSmall * kSmall;
+    const size_t blocks = weight_.size() / size, padded = (blocks + 15) / 16 * 16;
     leader_weight_.assign(padded, 0.0);
     leader_given_.assign(padded, kInfinity);
     leader_dataset_.assign(padded, kInfinity);
@@ -141,14 +155,14 @@ int64_t BlendOrder::next_leader(double progress) {
         const double lag = weight[stale_] * progress - given[stale_];
         if (lag > lead.most || (lag == lead.most && dataset[stale_] < lead.dataset)) lead.dataset = dataset[stale_];
     }
-    stale_ = static_cast<size_t>(member_of_[static_cast<size_t>(lead.dataset)] / block_);
+    stale_ = static_cast<size_t>(member_of_[static_cast<size_t>(lead.dataset)] >> shift_);
     return static_cast<int64_t>(lead.dataset);
 }
 
 void BlendOrder::find_leader(size_t block, double progress) {
-    const size_t first = block * static_cast<size_t>(block_);
+    const size_t first = block << shift_;
     const double *weight = weight_.data() + first, *given = given_.data() + first;
-    const Lead lead = largest_lag(weight, given, dataset_.data() + first, block_, progress);
+    const Lead lead = lead_of_block(weight, given, dataset_.data() + first, shift_, progress);
     if (lead.most == -kInfinity) { // all retired
         leader_given_[block] = leader_dataset_[block] = kInfinity;
         valid_until_[block] = std::numeric_limits<int64_t>::max();
@@ -163,7 +177,7 @@ void BlendOrder::find_leader(size_t block, double progress) {
     // their distance exactly; those with less fall behind, but one within the rounding errors must be watched. The errors are
     // bounded for twice the present progress, so the promise is not made for longer than that.
     const double heaviest = weight[0], own = weight_[leader];
-    const Margins others = margins(weight, given, block_, own, progress);
+    const Margins others = margins_of_block(weight, given, shift_, own, progress);
     const double error = 16 * std::numeric_limits<double>::epsilon() * (heaviest * progress + 1);
     double steps = progress;
     if (others.above > -kInfinity) steps = std::min(steps, (lead.most - others.above - error) / (heaviest - own));
@@ -174,5 +188,5 @@ void BlendOrder::find_leader(size_t block, double progress) {
 void BlendOrder::retire(int64_t dataset) {
     const int32_t member = member_of_[static_cast<size_t>(dataset)];
     given_[static_cast<size_t>(member)] = kInfinity;
-    if (!valid_until_.empty()) valid_until_[static_cast<size_t>(member / block_)] = next_search_ = 0;
+    if (!valid_until_.empty()) valid_until_[static_cast<size_t>(member >> shift_)] = next_search_ = 0;
 }

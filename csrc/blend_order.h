@@ -27,7 +27,7 @@ class BlendOrder {
     void find_leader(size_t block, double progress);
 
     int64_t sample_ = 0;
-    int64_t block_;                  // members of each block
+    int shift_;                      // member >> shift_ is its block
     std::vector<int64_t> counts_;    // by dataset
     std::vector<int32_t> member_of_; // by dataset: its place among the members
     // By member, heaviest first, filled up to whole blocks. `given` is the count, or infinity when retired or no dataset.
