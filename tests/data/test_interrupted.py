@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import json
 import os
-import resource
 import signal
 import subprocess
 import sys
@@ -149,12 +148,10 @@ def test_no_key_is_published_when_another_does_not_fit_the_disk(tmp_path: Path) 
     command += ["--output-prefix", str(tmp_path / "out"), "--json-keys", "a", "b"]
     command += ["--tokenizer-type", "ByteLevelTokenizer", "--workers", "1"]
     # The first key's index has 20,042 bytes, the second's 44,042; without what completes it, 12,034.
+    limited = "import os, resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (30000, 30000)); "
+    limited += "os.execv(sys.executable, sys.argv[1:])"
     found = subprocess.run(
-        command,
-        capture_output=True,
-        text=True,
-        check=False,
-        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (30000, 30000)),
+        [sys.executable, "-c", limited, *command], capture_output=True, text=True, check=False
     )
     assert found.returncode == 1
     assert "out_b_document.idx.partial: cannot be written: File too large" in found.stderr
