@@ -199,12 +199,29 @@ def show_run(args: argparse.Namespace) -> None:
         for prefix, count in source.consumed(len(source)).items():
             print(f"  {count:>12,} from {prefix}")
     if args.build_cache:
+        check_cached(sources)
         print("the index arrays are in place")
     if args.iteration is not None:
         history = None if order is None else RunHistory(builder, order)
         show_step(args, history or sources.get("train"))
     if args.dump is not None:
         dump_run(args, sources)
+
+
+def check_cached(sources: Mapping[str, SampleSource]) -> None:
+    """Raises DataError for index arrays in memory, where they are when the cache cannot be written."""
+    import numpy as np
+
+    from megalite.data.errors import DataError
+    from megalite.data.inspect_samples import index_arrays
+
+    for name, source in sources.items():
+        for array_name, array in index_arrays(name, source).items():
+            if array.size and not isinstance(array, np.memmap):
+                raise DataError(
+                    f"--build-cache: {array_name} could not be written: is the disk of the cache full, or "
+                    "its folder read-only?"
+                )
 
 
 def saved_order(folder: str) -> OrderRecord:

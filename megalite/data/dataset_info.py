@@ -10,7 +10,7 @@ from pathlib import Path
 import orjson
 
 from megalite import __version__
-from megalite.data.errors import DataError
+from megalite.data.errors import DataError, writing
 from megalite.data.indexed_dataset import DatasetWriter
 from megalite.data.inputs import Part, printable
 from megalite.data.tokenizer import Tokenizer
@@ -78,7 +78,7 @@ def publish_with_info(writer: DatasetWriter, info: DatasetInfo) -> None:
     """Give a complete dataset and its description their final names; all is on the disk before."""
     path = Path(f"{writer.prefix}.json")
     temporary = path.with_name(f"{path.name}.partial")
-    with temporary.open("wb") as file:
+    with writing(temporary), temporary.open("wb") as file:
         file.write(orjson.dumps(asdict(info), option=orjson.OPT_INDENT_2))
         file.flush()
         os.fsync(file.fileno())

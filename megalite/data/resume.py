@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import orjson
 
-from megalite.data.errors import DataError
+from megalite.data.errors import DataError, writing
 from megalite.data.indexed_dataset import WriterState
 from megalite.data.inputs import Part, printable, read_once
 
@@ -95,7 +95,7 @@ class RunState:
             }
         )
         temporary = self.path.with_name(f"{self.path.name}.partial")
-        with temporary.open("wb") as file:
+        with writing(temporary), temporary.open("wb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 from collections.abc import Iterable
@@ -11,7 +12,7 @@ from typing import NamedTuple
 
 import orjson
 
-from megalite.data.errors import DataError
+from megalite.data.errors import DataError, writing
 
 
 class Skip(NamedTuple):
@@ -66,14 +67,16 @@ class SkippedList:
         self._file.seek(size)
 
     def add(self, skips: Iterable[Skip]) -> None:
-        for skip in skips:
-            self._file.write(orjson.dumps(skip._asdict()) + b"\n")
-            self.count += 1
+        with writing(self._partial):
+            for skip in skips:
+                self._file.write(orjson.dumps(skip._asdict()) + b"\n")
+                self.count += 1
 
     def flush(self) -> tuple[int, int]:
         """Everything so far reaches the disk; returns what to resume from."""
-        self._file.flush()
-        os.fsync(self._file.fileno())
+        with writing(self._partial):
+            self._file.flush()
+            os.fsync(self._file.fileno())
         return self.count, self._file.tell()
 
     def publish(self) -> None:
@@ -93,4 +96,5 @@ class SkippedList:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._file.close()
+        with contextlib.suppress(OSError):  # a full disk was told by what came before
+            self._file.close()

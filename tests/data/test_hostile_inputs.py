@@ -22,7 +22,7 @@ from megalite.data.preprocess import PreprocessPlan, preprocess
 from megalite.data.records import read_records
 from megalite.data.source_builder import SourceBuilder
 from megalite.data.splits import WHOLE
-from megalite.data.tokenizer import base
+from megalite.data.tokenizer import base, huggingface
 from megalite.data.tokenizer.byte_level import ByteLevelTokenizer
 from megalite.data.tokenizer.huggingface import _configured_eod
 from megalite.data.tokenizer.null import NullTokenizer
@@ -189,3 +189,30 @@ def test_messages_are_short_and_printable() -> None:
             parse_document(line, "json", ["text"])
         assert len(str(error.value)) < 250
         assert str(error.value).isprintable()
+
+
+def test_a_text_too_long_for_the_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from tokenizers import Tokenizer
+    from tokenizers.models import WordLevel
+
+    library = Tokenizer(WordLevel({"a": 0, "?": 1}, "?"))
+    monkeypatch.setattr(huggingface, "LONGEST_TEXT", 100)
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": "a" * n}) + "\n" for n in (1, 101, 100)))
+    plan = PreprocessPlan(find_inputs([str(tmp_path / "a.jsonl")]), str(tmp_path / "out"), skip_errors=True)
+    (info,) = preprocess(plan, huggingface.HuggingFaceTokenizer(library, "", None, False, False))
+    assert info.documents == 2
+    listed = json.loads((tmp_path / "out.skipped.jsonl").read_text())
+    assert (listed["line"], "a text of more than 100 characters" in listed["error"]) == (2, True)
+
+
+def test_a_cache_that_is_not_written_is_not_reported_as_built(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from tools.inspect_data import main
+
+    prefix = write_dataset(tmp_path / "a", [40] * 5)
+    (tmp_path / "file").touch()
+    flags = ["--data-path", prefix, "--split", "1", "--seq-length", "8", "--build-cache"]
+    assert main([*flags, "--data-cache-path", str(tmp_path / "file" / "cache")]) == 1
+    assert "train.document_index could not be written" in capsys.readouterr().err
+    assert main([*flags, "--data-cache-path", str(tmp_path / "cache")]) == 0
