@@ -73,6 +73,19 @@ def _find_files(patterns: Sequence[str]) -> list[str]:
     return found
 
 
+def check_apart(patterns: Sequence[str], output_prefix: str) -> None:
+    """Raises DataError when the output would lie in a folder that is read: the same command would find other
+    inputs when it is given again.
+    """
+    output = Path(os.path.realpath(output_prefix))
+    for pattern in patterns:
+        if Path(pattern).is_dir() and output.is_relative_to(os.path.realpath(pattern)):
+            raise DataError(
+                f"--output-prefix {output_prefix}: lies in the folder {pattern}, all of which is read; give "
+                "another, or --input a glob"
+            )
+
+
 def corpus_hash(parts: Sequence[Part]) -> str:
     """Of what decides the shares of `take_partition`: names, without folders, and sizes of all files."""
     digest = hashlib.blake2b(digest_size=16)

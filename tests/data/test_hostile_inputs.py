@@ -17,7 +17,7 @@ from megalite.data import engine_check, records
 from megalite.data.dataset_info import read_info
 from megalite.data.documents import parse_document
 from megalite.data.errors import DataError
-from megalite.data.inputs import Part, find_inputs
+from megalite.data.inputs import Part, check_apart, find_inputs
 from megalite.data.preprocess import PreprocessPlan, preprocess
 from megalite.data.records import read_records
 from megalite.data.source_builder import SourceBuilder
@@ -216,3 +216,13 @@ def test_a_cache_that_is_not_written_is_not_reported_as_built(
     assert main([*flags, "--data-cache-path", str(tmp_path / "file" / "cache")]) == 1
     assert "train.document_index could not be written" in capsys.readouterr().err
     assert main([*flags, "--data-cache-path", str(tmp_path / "cache")]) == 0
+
+
+def test_an_output_in_a_folder_that_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "corpus" / "deep").mkdir(parents=True)
+    for prefix in ("corpus/out", "corpus/deep/out", str(tmp_path / "corpus" / "new" / "out")):
+        with pytest.raises(DataError, match=r"lies in the folder corpus, all of which is read"):
+            check_apart(["corpus"], prefix)
+    check_apart(["corpus", "*"], "out")
+    check_apart(["corpus"], "corpus_out")
