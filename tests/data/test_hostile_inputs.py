@@ -8,9 +8,12 @@ import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import pytest
+from tokenizers import Encoding, Tokenizer
+from tokenizers.models import WordLevel
 
 from megalite.config.blend import Blend
 from megalite.data import engine_check, records
@@ -182,6 +185,23 @@ def test_one_document_of_very_many_sequences(monkeypatch: pytest.MonkeyPatch) ->
     assert most == [3, 3, 1]
 
 
+def test_the_library_is_given_a_part_of_very_many_sequences(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(huggingface, "TEXTS_AT_ONCE", 3)
+    library = Tokenizer(WordLevel({"a": 0, "?": 1}, "?"))
+    tokenizer = huggingface.HuggingFaceTokenizer(library, "", None, False, False)
+    most = []
+
+    class Counting:
+        def encode_batch_fast(self, texts: list[str], add_special_tokens: bool) -> list[Encoding]:
+            most.append(len(texts))
+            return library.encode_batch_fast(texts, add_special_tokens=add_special_tokens)
+
+    tokenizer.library = cast("Tokenizer", Counting())
+    tokens, lengths = tokenizer.encode_flat(["a", "b", "a", "", "a", "b", "a"])
+    assert (tokens.tolist(), lengths.tolist()) == ([0, 1, 0, 0, 1, 0], [1, 1, 1, 0, 1, 1, 1])
+    assert most == [3, 3, 1]
+
+
 def test_messages_are_short_and_printable() -> None:
     long_key = b'{"' + b"k" * 100_000 + b'": 1}'
     for line in (long_key, b"x" * 100_000, b'{"text": "a"}\r{"text": "\x1b[2J"}'):
@@ -192,9 +212,6 @@ def test_messages_are_short_and_printable() -> None:
 
 
 def test_a_text_too_long_for_the_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from tokenizers import Tokenizer
-    from tokenizers.models import WordLevel
-
     library = Tokenizer(WordLevel({"a": 0, "?": 1}, "?"))
     monkeypatch.setattr(huggingface, "LONGEST_TEXT", 100)
     (tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": "a" * n}) + "\n" for n in (1, 101, 100)))

@@ -43,14 +43,11 @@ class Tokenizer(ABC):
 
     def encode_flat(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
         """Ids of all texts in a row and the number of each: int32 (tokens,), int32 (texts,)."""
-        if len(texts) <= TEXTS_AT_ONCE:
-            return _C.flatten_ids(self.encode_batch(texts))
-        parts = [
-            _C.flatten_ids(self.encode_batch(texts[first : first + TEXTS_AT_ONCE]))
+        return _C.flatten_ids(
+            ids
             for first in range(0, len(texts), TEXTS_AT_ONCE)
-        ]
-        tokens, lengths = zip(*parts, strict=True)
-        return np.concatenate(tokens), np.concatenate(lengths)
+            for ids in self.encode_batch(texts[first : first + TEXTS_AT_ONCE])
+        )
 
     def check_eod(self) -> int:
         """The end-of-document id, if it is one of the vocabulary."""

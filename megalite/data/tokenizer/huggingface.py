@@ -4,7 +4,7 @@ merges.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,9 +13,10 @@ import orjson
 
 from megalite import _C
 from megalite.data.errors import DataError
-from megalite.data.tokenizer.base import Tokenizer, identity_of, library_errors
+from megalite.data.tokenizer.base import TEXTS_AT_ONCE, Tokenizer, identity_of, library_errors
 
 if TYPE_CHECKING:
+    from tokenizers import Encoding
     from tokenizers import Tokenizer as Library
 
 # Tried in this order when neither the caller nor tokenizer_config.json names the end-of-document token.
@@ -67,20 +68,23 @@ class HuggingFaceTokenizer(Tokenizer):
     def _special_tokens(self) -> list[str]:
         return [token.content for token in self.library.get_added_tokens_decoder().values()]
 
-    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+    def _encodings(self, texts: Sequence[str]) -> Iterator[Encoding]:
         if len(max(texts, key=len, default="")) > LONGEST_TEXT:
             raise DataError(
                 f"a text of more than {LONGEST_TEXT:,} characters: this library would take "
                 f"{BYTES_PER_CHARACTER * LONGEST_TEXT >> 30} GiB of memory or more for it; cut it, or use "
                 "--engine fastokens"
             )
-        encodings = self.library.encode_batch_fast(list(texts), add_special_tokens=self.adds_special_tokens)
-        return [encoding.ids for encoding in encodings]
+        for first in range(0, len(texts), TEXTS_AT_ONCE):
+            part = list(texts[first : first + TEXTS_AT_ONCE])
+            yield from self.library.encode_batch_fast(part, add_special_tokens=self.adds_special_tokens)
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        return [encoding.ids for encoding in self._encodings(texts)]
 
     def encode_flat(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-        encodings = self.library.encode_batch_fast(list(texts), add_special_tokens=self.adds_special_tokens)
         # One list after another: all at once would be as many Python ints as the batch has tokens.
-        return _C.flatten_ids(encoding.ids for encoding in encodings)
+        return _C.flatten_ids(encoding.ids for encoding in self._encodings(texts))
 
     def decode(self, ids: Sequence[int]) -> str:
         return self.library.decode(list(ids), skip_special_tokens=False)
