@@ -9,6 +9,7 @@
 #include <tuple>
 #include <vector>
 
+#include "content_hash.h"
 #include "document_masks.h"
 #include "indexed_dataset.h"
 #include "indexed_writer.h"
@@ -26,6 +27,18 @@ py::array view(const Dataset &dataset, const std::string &dtype, int64_t count, 
     static const uint8_t nothing = 0; // an empty file is mapped nowhere
     const py::capsule owner(new Dataset(dataset), [](void *pointer) { delete static_cast<Dataset *>(pointer); });
     py::array array(py::dtype(dtype), {count}, {}, data == nullptr ? &nothing : data, owner);
+    py::detail::array_proxy(array.ptr())->flags &= ~py::detail::npy_api::NPY_ARRAY_WRITEABLE_;
+    return array;
+}
+
+// The elements from byte `offset` on, read-only; its `base` is the file. No descriptor stays open, unlike under numpy.memmap.
+py::array mapped_array(const std::shared_ptr<MappedFile> &file, const py::dtype &dtype, const std::vector<ssize_t> &shape, uint64_t offset) {
+    uint64_t bytes = static_cast<uint64_t>(dtype.itemsize());
+    for (const ssize_t size : shape)
+        if (size < 0 || __builtin_mul_overflow(bytes, static_cast<uint64_t>(size), &bytes)) fail(file->path(), ": no such shape");
+    if (offset > file->size() || bytes > file->size() - offset)
+        fail(file->path(), ": expected ", bytes, " bytes after the first ", offset, ", found a file of ", file->size(), " bytes");
+    py::array array(dtype, shape, {}, file->data() + offset, py::cast(file));
     py::detail::array_proxy(array.ptr())->flags &= ~py::detail::npy_api::NPY_ARRAY_WRITEABLE_;
     return array;
 }
@@ -174,15 +187,23 @@ std::unique_ptr<IndexedWriter> make_writer(const std::string &prefix, const std:
     return std::make_unique<IndexedWriter>(prefix, dtype, &state);
 }
 
-// Keeps alive, beside the reader, the arrays that it points into.
+// Keeps alive, beside the reader, the arrays that it points into; `files`: those that they are mapped from.
 struct ArraySampleReader : SampleReader {
     py::array documents, rows, order;
+    std::vector<std::shared_ptr<MappedFile>> files;
+
+    void check_files() const {
+        dataset->bin()->check_size();
+        dataset->idx()->check_size();
+        for (const auto &file : files) file->check_size();
+    }
 };
 
 std::unique_ptr<ArraySampleReader> make_sample_reader(const Dataset &dataset, const Dense<int32_t> &document_index,
                                                       const py::array &sample_index, const py::array &shuffle_index,
-                                                      int64_t seq_length) {
+                                                      int64_t seq_length, const std::vector<std::shared_ptr<MappedFile>> &files) {
     auto reader = std::make_unique<ArraySampleReader>();
+    reader->files = files;
     reader->documents = document_index;
     reader->wide_samples = sample_index.dtype().itemsize() == 8;
     reader->wide_shuffle = shuffle_index.dtype().itemsize() == 8;
@@ -221,8 +242,7 @@ void read_samples(const std::vector<const ArraySampleReader *> &readers, const D
         if (dataset[i] < 0 || dataset[i] >= static_cast<int64_t>(readers.size()))
             fail("read_samples: dataset ", dataset[i], " of ", readers.size());
         if (!checked[static_cast<size_t>(dataset[i])]) {
-            readers[static_cast<size_t>(dataset[i])]->dataset->bin()->check_size();
-            readers[static_cast<size_t>(dataset[i])]->dataset->idx()->check_size();
+            readers[static_cast<size_t>(dataset[i])]->check_files();
             checked[static_cast<size_t>(dataset[i])] = true;
         }
         readers[static_cast<size_t>(dataset[i])]->read(sample[i], target + i * width);
@@ -283,9 +303,14 @@ void bind_indexed_dataset(py::module_ &module) {
         .def("complete", &IndexedWriter::complete, py::arg("sync"), py::call_guard<py::gil_scoped_release>())
         .def("publish", &IndexedWriter::publish, py::call_guard<py::gil_scoped_release>());
 
+    py::class_<MappedFile, std::shared_ptr<MappedFile>>(module, "MappedFile")
+        .def(py::init<const std::string &>(), py::arg("path"))
+        .def("check_size", &MappedFile::check_size)
+        .def("array", &mapped_array, py::arg("dtype"), py::arg("shape"), py::arg("offset"));
+
     py::class_<ArraySampleReader>(module, "SampleReader")
         .def(py::init(&make_sample_reader), py::arg("dataset"), py::arg("document_index"), py::arg("sample_index"),
-             py::arg("shuffle_index"), py::arg("seq_length"))
+             py::arg("shuffle_index"), py::arg("seq_length"), py::arg("files") = std::vector<std::shared_ptr<MappedFile>>())
         .def("pieces", [](const ArraySampleReader &self, int64_t sample) {
             std::vector<std::tuple<int64_t, int64_t, int64_t>> out;
             for (const Piece &piece : self.pieces(sample)) out.emplace_back(piece.sequence, piece.offset, piece.count);
@@ -293,6 +318,13 @@ void bind_indexed_dataset(py::module_ &module) {
         });
 
     module.def("insert_token", &insert_token, py::arg("tokens"), py::arg("before"), py::arg("token"));
+    module.def("content_hash", [](const py::array &array) {
+        if (!(array.flags() & py::array::c_style)) fail("content_hash: expected a contiguous array");
+        const uint8_t *data = static_cast<const uint8_t *>(array.data());
+        const uint64_t bytes = static_cast<uint64_t>(array.nbytes());
+        py::gil_scoped_release release;
+        return content_hash(data, bytes);
+    }, py::arg("array"));
     module.def("flatten_ids", &flatten_ids, py::arg("lists"));
     module.def("read_samples", &read_samples, py::arg("readers"), py::arg("datasets"), py::arg("samples"),
                py::arg("out").noconvert());

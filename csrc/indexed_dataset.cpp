@@ -3,6 +3,8 @@
 
 #include <algorithm>
 
+#include "content_hash.h"
+
 namespace {
 
 constexpr TokenType kTypes[] = {
@@ -11,13 +13,6 @@ constexpr TokenType kTypes[] = {
 };
 
 constexpr int64_t kBlock = 1 << 20; // sequences a thread checks at a time
-
-uint64_t mix(uint64_t hash, uint64_t value) { // one round of MurmurHash3's 64-bit finaliser
-    hash ^= value;
-    hash *= 0xff51afd7ed558ccdULL;
-    hash ^= hash >> 33;
-    return hash * 0xc4ceb9fe1a85ec53ULL;
-}
 
 } // namespace
 
@@ -159,14 +154,5 @@ int64_t IndexedDataset::tokens_between(int64_t first, int64_t last) const {
 }
 
 uint64_t IndexedDataset::lengths_hash(int64_t first, int64_t last) const {
-    const uint8_t *data = lengths_ + 4 * first;
-    const uint64_t bytes = 4 * static_cast<uint64_t>(last - first);
-    uint64_t lane[4] = {1, 2, 3, 4}; // independent, so that the multiplications overlap
-    uint64_t i = 0;
-    for (; i + 32 <= bytes; i += 32)
-        for (int k = 0; k < 4; ++k) lane[k] = mix(lane[k], load<uint64_t>(data + i + 8 * k));
-    for (; i + 4 <= bytes; i += 4) lane[0] = mix(lane[0], load<uint32_t>(data + i));
-    uint64_t hash = mix(bytes, lane[0]);
-    for (int k = 1; k < 4; ++k) hash = mix(hash, lane[k]);
-    return hash ^ (hash >> 33);
+    return content_hash(lengths_ + 4 * first, 4 * static_cast<uint64_t>(last - first));
 }

@@ -13,11 +13,13 @@ import numpy as np
 from megalite import _C
 from megalite.data.errors import DataError
 from megalite.data.gpt_dataset import GPTDataset, Piece
-from megalite.data.index_cache import ArraySpec, cached_arrays
+from megalite.data.index_cache import ArraySpec, cached_arrays, watched
+from megalite.data.sample_plan import INDEX_LIMIT_BYTES
 from megalite.data.stretches import DatasetPlace
 
 # Megatron builds each dataset this much longer than its share, so that rounding never exhausts it.
 SURPLUS = 0.005
+BYTES_A_SAMPLE = 10  # of dataset_index and dataset_sample_index
 
 
 def normalize(weights: Sequence[float]) -> list[float]:
@@ -78,6 +80,7 @@ class BlendedDataset:
                     f"{dataset.prefix}: the blend asks for {count} samples, but it has {len(dataset)}"
                 )
         self._readers = [dataset.reader for dataset in self.datasets]
+        self._files = watched((dataset_index, dataset_sample_index))
 
     def __len__(self) -> int:
         return len(self.dataset_index)
@@ -88,25 +91,13 @@ class BlendedDataset:
             raise DataError(
                 f"samples {samples.min()} to {samples.max()} asked for, but the blend has {len(self)}"
             )
-        datasets, picked = self.dataset_index[samples].astype(np.int64), self.dataset_sample_index[samples]
-        try:
-            _C.read_samples(self._readers, datasets, picked, out)
-        except DataError:
-            self._check_index(datasets, picked)
-            raise
-
-    def _check_index(self, datasets: np.ndarray, picked: np.ndarray) -> None:
-        """Raises DataError when the index has a sample that the dataset has not; looked at only when reading
-        fails.
-        """
-        sizes = np.array([len(dataset) for dataset in self.datasets])[datasets]
-        wrong = np.flatnonzero((picked < 0) | (picked >= sizes))
-        if len(wrong):
-            name = getattr(self.dataset_sample_index, "filename", None) or "the blend's index"
-            raise DataError(
-                f"{name}: asks for sample {picked[wrong[0]]} of {self.datasets[datasets[wrong[0]]].prefix}, "
-                f"which has {sizes[wrong[0]]}; it is damaged: remove its folder, it is built again"
-            )
+        self._check_files()
+        _C.read_samples(
+            self._readers,
+            self.dataset_index[samples].astype(np.int64),
+            self.dataset_sample_index[samples],
+            out,
+        )
 
     def pieces(self, sample: int) -> list[Piece]:
         """Where the tokens of `sample` come from."""
@@ -114,56 +105,69 @@ class BlendedDataset:
 
     def consumed(self, samples: int) -> dict[str, int]:
         """How many of the first `samples` came from each dataset, by prefix."""
-        counts = np.bincount(self.dataset_index[:samples], minlength=len(self.datasets))
         totals: dict[str, int] = {}
-        for dataset, count in zip(self.datasets, counts, strict=True):
+        for dataset, count in zip(self.datasets, self._counts(samples), strict=True):
             totals[dataset.prefix] = totals.get(dataset.prefix, 0) + int(count)
         return totals
 
     def places(self, samples: int) -> list[DatasetPlace]:
         """How far each dataset is read after the first `samples`, one after another as in the blend."""
-        counts = np.bincount(self.dataset_index[:samples], minlength=len(self.datasets))
+        counts = self._counts(samples)
         return [dataset.places(int(count))[0] for dataset, count in zip(self.datasets, counts, strict=True)]
+
+    def _counts(self, samples: int) -> np.ndarray:
+        """int64 (datasets,): how many of the first `samples` came from each."""
+        self._check_files()
+        return np.bincount(self.dataset_index[:samples], minlength=len(self.datasets))
+
+    def _check_files(self) -> None:
+        for file in self._files:
+            file.check_size()
 
 
 def cached_blend_index(
     cache: Path | None, weights: Sequence[float], size: int
 ) -> tuple[np.ndarray, np.ndarray]:
     """`blend_index` kept in the folder `cache`, or built in memory for None."""
+    _check_size(size)
     if cache is None:
         return blend_index(weights, size)
     description = {"kind": "blend", "weights": [weight.hex() for weight in weights], "size": size}
     given = np.array(weights, dtype=np.float64)
-    return _cached_index(cache, description, len(weights), size, lambda made: _C.fill_blend(*made, given))
+    return _cached_index(cache, description, size, lambda made: _C.fill_blend(*made, given))
 
 
 def cached_exhaustive_index(
     cache: Path | None, sizes: Sequence[int], count: int | None
 ) -> tuple[np.ndarray, np.ndarray]:
     """`exhaustive_blend_index` kept in the folder `cache`, or built in memory for None."""
+    count = sum(sizes) if count is None else min(count, sum(sizes))
+    _check_size(count)
     if cache is None:
         return exhaustive_blend_index(sizes, count)
-    count = sum(sizes) if count is None else min(count, sum(sizes))
     description = {"kind": "exhaustive blend", "sizes": list(sizes), "size": count}
     given = np.array(sizes, dtype=np.int64)
-    return _cached_index(
-        cache, description, len(sizes), count, lambda made: _C.fill_exhaustive_blend(*made, given)
-    )
+    return _cached_index(cache, description, count, lambda made: _C.fill_exhaustive_blend(*made, given))
+
+
+def _check_size(size: int) -> None:
+    if BYTES_A_SAMPLE * size > INDEX_LIMIT_BYTES:
+        raise DataError(
+            f"a blend of {size} samples would take an index of {BYTES_A_SAMPLE * size / 1e9:.0f} GB; ask for "
+            "fewer samples"
+        )
 
 
 def _cached_index(
     cache: Path,
     description: dict[str, object],
-    count: int,
     size: int,
     build: Callable[[list[np.ndarray]], None],
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Of `size` samples of `count` datasets."""
+    """Of `size` samples."""
     specs = [
         ArraySpec("dataset_index", np.dtype(np.int16), (size,)),
         ArraySpec("dataset_sample_index", np.dtype(np.int64), (size,)),
     ]
     datasets, samples = cached_arrays(cache, description, specs, build)
-    if size and not (datasets.min() >= 0 and datasets.max() < count):
-        raise DataError(f"{cache}: an index there is damaged; remove the folder, it is built again")
     return datasets, samples

@@ -10,8 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from megalite import _C
-from megalite.data.errors import DataError
-from megalite.data.index_cache import ArraySpec, cached_arrays
+from megalite.data.index_cache import ArraySpec, cached_arrays, watched
 from megalite.data.indexed_dataset import IndexedDataset
 from megalite.data.sample_plan import (
     SampleIndex,
@@ -44,7 +43,7 @@ class GPTDataset:
         self.index = (
             build_sample_index(dataset, plan) if cache is None else _cached_index(dataset, plan, cache)
         )
-        self.reader = _C.SampleReader(dataset, *self.index, plan.seq_length)
+        self.reader = _C.SampleReader(dataset, *self.index, plan.seq_length, watched(self.index))
 
     @property
     def prefix(self) -> str:
@@ -105,7 +104,4 @@ def _cached_index(dataset: IndexedDataset, plan: SamplePlan, cache: Path) -> Sam
     arrays = cached_arrays(
         cache, description, specs, lambda made: fill_sample_index(dataset, plan, SampleIndex(*made))
     )
-    index = SampleIndex(*arrays)
-    if plan.samples and int(index.sample_index[-1, 0]) >= plan.document_count:
-        raise DataError(f"{cache}: an index there is damaged; remove the folder, it is built again")
-    return index
+    return SampleIndex(*arrays)

@@ -23,7 +23,12 @@ class HostBatches:
     tokens: torch.Tensor
     loss_mask: torch.Tensor | None
     position_ids: torch.Tensor | None
-    cu_seqlens: list[torch.Tensor] | None
+    cu_seqlens: torch.Tensor | None
+    """Those of the micro-batches end to end: one tensor, since each that a process hands over takes a
+    descriptor.
+    """
+    boundaries: list[int] | None
+    """How many of `cu_seqlens` each micro-batch has."""
     longest: list[int] | None
     """The longest document of each micro-batch, with `cu_seqlens`."""
 
@@ -70,10 +75,11 @@ def read_batches(dataset: Dataset, samples: np.ndarray, vocab_size: int | None, 
     )
     numbers = torch.from_numpy(samples)
     if not rules.reset_attention_mask:
-        return HostBatches(numbers, tokens, loss_mask, position_ids, None, None)
-    cu_seqlens = [place(torch.from_numpy(each)) for each in starts]
+        return HostBatches(numbers, tokens, loss_mask, position_ids, None, None, None)
+    cu_seqlens = place(torch.from_numpy(np.concatenate(starts)))
+    boundaries = [len(each) for each in starts]
     longest = [int(np.diff(each).max()) for each in starts]
-    return HostBatches(numbers, tokens, loss_mask, position_ids, cu_seqlens, longest)
+    return HostBatches(numbers, tokens, loss_mask, position_ids, cu_seqlens, boundaries, longest)
 
 
 def read_documents(
@@ -115,7 +121,8 @@ def pin_batches(host: HostBatches) -> HostBatches:
         pin(host.tokens),
         None if host.loss_mask is None else pin(host.loss_mask),
         None if host.position_ids is None else pin(host.position_ids),
-        None if host.cu_seqlens is None else [pin(each) for each in host.cu_seqlens],
+        None if host.cu_seqlens is None else pin(host.cu_seqlens),
+        host.boundaries,
         host.longest,
     )
 

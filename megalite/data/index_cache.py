@@ -1,9 +1,10 @@
 """Index arrays kept on disk, named by everything that they depend on.
 
 An entry is a folder that is written under a temporary name and renamed when complete, so that a reader never
-sees half of one, whoever else writes. A lock file lets one process build while the others of the same disk
-wait: once per node on node-local disks, once in all on a shared one. Where locks do not work each process
-builds for itself, which is only slower.
+sees half of one, whoever else writes. It keeps a hash of each array, so that one that was damaged since is
+built again. A lock file lets one process build while the others of the same disk wait: once per node on
+node-local disks, once in all on a shared one. Where locks do not work each process builds for itself, which
+is only slower.
 """
 
 from __future__ import annotations
@@ -11,20 +12,23 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import hashlib
+import math
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import orjson
 
+from megalite import _C
 from megalite.data.errors import DataError
 
-FORMAT = 1
+FORMAT = 2
 LOCK_PATIENCE_SECONDS = 1800.0
+DESCRIPTION = "description.json"
 
 
 class ArraySpec(NamedTuple):
@@ -50,7 +54,7 @@ def cached_arrays(
     """The arrays of `description`, mapped read-only from `folder`; `build` fills them when they are
     not there yet.
 
-    Built in memory when the folder cannot be written.
+    Built in memory when the folder cannot be written. Raises DataError when they do not fit there either.
     """
     entry = folder / cache_key(description)
     found = _open(entry, specs)
@@ -58,36 +62,46 @@ def cached_arrays(
         return found
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with _locked(folder / f"{entry.name}.lock"):
-            found = _open(entry, specs)
-            if found is not None:
-                return found
-            _write(entry, description, specs, build)
-    except OSError:
+        with _locked(folder / f"{entry.name}.lock") as alone:
+            return _open(entry, specs) or _write(entry, description, specs, build, alone)
+    except OSError as error:
+        reason = error
+    try:
         arrays = [np.empty(spec.shape, dtype=spec.dtype) for spec in specs]
-        build(arrays)
-        return arrays
-    found = _open(entry, specs)
-    if found is None:
+    except MemoryError:
+        size = sum(spec.dtype.itemsize * math.prod(spec.shape) for spec in specs)
         raise DataError(
-            f"{entry}: just written, but its arrays cannot be read back; is the disk full or failing?"
-        )
-    return found
+            f"{folder}: an index of {size / 1e9:.1f} GB cannot be kept there ({reason}), nor in memory; give "
+            "--data-cache-path a folder with more room, or ask for fewer samples"
+        ) from None
+    build(arrays)
+    return arrays
+
+
+def watched(arrays: Iterable[np.ndarray]) -> list[_C.MappedFile]:
+    """The files that `arrays` are mapped from; `check_size()` raises DataError for one that was cut since."""
+    return [array.base for array in arrays if isinstance(array.base, _C.MappedFile)]
 
 
 def _open(entry: Path, specs: list[ArraySpec]) -> list[np.ndarray] | None:
     """The arrays of a complete entry, or None when it is missing or is not what it should be."""
     arrays = []
-    for spec in specs:
-        path = entry / f"{spec.name}.npy"
-        try:
-            # An array of no elements cannot be mapped.
-            array = np.load(path, mmap_mode="r" if 0 not in spec.shape else None, allow_pickle=False)
-        except (OSError, ValueError):
-            return None
-        if array.dtype != spec.dtype or array.shape != spec.shape:
-            return None
-        arrays.append(array)
+    try:
+        hashes = orjson.loads((entry / DESCRIPTION).read_bytes())["hashes"]
+        for spec in specs:
+            path = entry / f"{spec.name}.npy"
+            with path.open("rb") as file:
+                np.lib.format.read_magic(file)
+                shape, _, dtype = np.lib.format.read_array_header_1_0(file)
+                offset = file.tell()
+            if (dtype, shape) != (spec.dtype, spec.shape):
+                return None
+            array = _C.MappedFile(str(path)).array(dtype, shape, offset)
+            if hashes[spec.name] != _C.content_hash(array):
+                return None
+            arrays.append(array)
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
     return arrays
 
 
@@ -96,9 +110,14 @@ def _write(
     description: dict[str, object],
     specs: list[ArraySpec],
     build: Callable[[list[np.ndarray]], None],
-) -> None:
+    alone: bool,
+) -> list[np.ndarray]:
+    """Build the entry and return its arrays; `alone`: no other process is doing so."""
+    if alone:
+        for killed in entry.parent.glob(f"{entry.name}.*.partial"):
+            _remove(killed)
     temporary = entry.with_name(f"{entry.name}.{os.uname().nodename}.{os.getpid()}.partial")
-    shutil.rmtree(temporary, ignore_errors=True)
+    _remove(temporary)
     temporary.mkdir()
     try:
         arrays: list[np.ndarray] = []
@@ -114,16 +133,28 @@ def _write(
         for array in arrays:
             if isinstance(array, np.memmap):
                 array.flush()
-        (temporary / "description.json").write_bytes(
-            orjson.dumps(description, option=orjson.OPT_INDENT_2 | orjson.OPT_SORT_KEYS)
+        hashes = {spec.name: _C.content_hash(array) for spec, array in zip(specs, arrays, strict=True)}
+        (temporary / DESCRIPTION).write_bytes(
+            orjson.dumps({**description, "hashes": hashes}, option=orjson.OPT_INDENT_2 | orjson.OPT_SORT_KEYS)
         )
-        if _open(temporary, specs) is None:
-            raise OSError(f"{temporary}: incomplete")
-        shutil.rmtree(entry, ignore_errors=True)  # a damaged entry; nobody can be reading it as one
-        with contextlib.suppress(OSError):  # another process, without locks, was first: its entry is the same
+        written = _open(temporary, specs)
+        if written is None:
+            raise OSError(f"{temporary}: just written, but cannot be read back")
+        # Without locks another process may have been first: its entry is the same, and in use.
+        if _open(entry, specs) is None:
+            _remove(entry)
+        with contextlib.suppress(OSError):
             temporary.rename(entry)
+        return _open(entry, specs) or written
     finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+        _remove(temporary)
+
+
+def _remove(path: Path) -> None:
+    """Whatever is there, as far as it can be removed."""
+    with contextlib.suppress(OSError):
+        path.unlink()
+    shutil.rmtree(path, ignore_errors=True)
 
 
 def _reserve(path: Path) -> None:
@@ -135,20 +166,21 @@ def _reserve(path: Path) -> None:
 
 
 @contextlib.contextmanager
-def _locked(path: Path) -> Iterator[None]:
+def _locked(path: Path) -> Iterator[bool]:
     """Hold the lock `path`, waiting for its holder at most LOCK_PATIENCE_SECONDS; the kernel frees a dead
-    holder's lock.
+    holder's lock. Gives whether it is held.
     """
     with path.open("a") as file:
         deadline = time.monotonic() + LOCK_PATIENCE_SECONDS
-        while True:
+        held = False
+        while not held:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
+                held = True
             except BlockingIOError:
                 if time.monotonic() > deadline:
                     break
                 time.sleep(0.05)
             except OSError:  # a file system without locks
                 break
-        yield
+        yield held

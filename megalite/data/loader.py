@@ -113,9 +113,11 @@ class StepLoader(Iterator[list[Batch]]):
         tokens = to_device(host.tokens, self._device)
         loss_mask = None if host.loss_mask is None else to_device(host.loss_mask, self._device)
         position_ids = None if host.position_ids is None else to_device(host.position_ids, self._device)
+        starts = None
+        if host.cu_seqlens is not None and host.boundaries is not None:
+            starts = host.cu_seqlens.split(host.boundaries)
         batches = []
         for i in range(len(tokens)):
-            starts = None if host.cu_seqlens is None else host.cu_seqlens[i]
             batches.append(
                 Batch(
                     tokens=tokens[i, :, :-1],
@@ -123,7 +125,7 @@ class StepLoader(Iterator[list[Batch]]):
                     loss_mask=self._ones if loss_mask is None else loss_mask[i],
                     position_ids=self._positions if position_ids is None else position_ids[i],
                     sample_index=host.samples[i],
-                    cu_seqlens=None if starts is None else to_device(starts, self._device),
+                    cu_seqlens=None if starts is None else to_device(starts[i], self._device),
                     max_document_length=None if host.longest is None else host.longest[i],
                 )
             )

@@ -18,6 +18,7 @@ import zstandard
 from megalite.config.blend import parse_blend
 from megalite.data import records as records_module
 from megalite.data.blended_dataset import cached_blend_index
+from megalite.data.build import build_datasets
 from megalite.data.dataset_info import read_info
 from megalite.data.engine_check import check_engine, choose_engine
 from megalite.data.errors import DataError
@@ -29,7 +30,7 @@ from megalite.data.records import line_number, read_records
 from megalite.data.resume import Place, RunState
 from megalite.data.tokenizer.byte_level import ByteLevelTokenizer
 from megalite.data.zstd_stream import ZstdStream
-from tests.data.corpora import write_dataset
+from tests.data.corpora import Words, data_config, write_dataset
 
 TOOLS = Path(__file__).parents[2] / "tools"
 
@@ -236,13 +237,38 @@ def test_a_slurm_task_that_is_no_number(tmp_path: Path, monkeypatch: pytest.Monk
     assert (found.returncode, "expected numbers" in found.stderr) == (1, True)
 
 
-def test_a_damaged_blend_in_the_cache_is_named(tmp_path: Path) -> None:
-    cached_blend_index(tmp_path, [0.5, 0.5], 20)
+def test_a_damaged_blend_in_the_cache_is_built_again(tmp_path: Path) -> None:
+    before = cached_blend_index(tmp_path, [0.5, 0.5], 20)[0].tolist()
     (path,) = tmp_path.glob("*/dataset_index.npy")
-    for wrong in (-1, 2):
+    for wrong in (-1, 2, 0):
         np.save(path, np.full(20, wrong, dtype=np.int16))
-        with pytest.raises(DataError, match="an index there is damaged; remove the folder"):
-            cached_blend_index(tmp_path, [0.5, 0.5], 20)
+        assert cached_blend_index(tmp_path, [0.5, 0.5], 20)[0].tolist() == before
+
+
+def test_a_blend_that_is_cut_while_it_is_read_is_a_message(tmp_path: Path) -> None:
+    prefixes = [write_dataset(tmp_path / name, [30] * 2000) for name in "ab"]
+    config = data_config(tmp_path / "cache", "1", prefixes[0], "1", prefixes[1])
+    dataset = build_datasets(config, Words(1000, 999), 8, 1, (5000, 0, 0)).train
+    assert dataset is not None
+    assert dataset.order is not None
+    saved = dataset.order.record(10)
+    changed = data_config(tmp_path / "cache", "1", prefixes[0], "2", prefixes[1])
+    resumed = build_datasets(changed, Words(1000, 999), 8, 1, (5000, 0, 0), saved).train
+    assert resumed is not None
+    for path in (tmp_path / "cache").glob("*/dataset_sample_index.npy"):
+        os.truncate(path, 200)
+    for source in (dataset.samples, resumed.samples):
+        with pytest.raises(DataError, match=r"dataset_sample_index\.npy: had .* bytes when it was opened"):
+            source.read(np.arange(4000, 4010), np.empty((10, 9), dtype=np.int64))
+        with pytest.raises(DataError, match="something cut it while it was in use"):
+            source.places(4000)
+
+
+def test_a_blend_that_is_too_long_is_told_before_it_is_made(tmp_path: Path) -> None:
+    prefixes = [write_dataset(tmp_path / name, [30] * 20) for name in "ab"]
+    config = data_config(tmp_path / "cache", "1", prefixes[0], "1", prefixes[1])
+    with pytest.raises(DataError, match="a blend of 1000000000000 samples would take an index of 10000 GB"):
+        build_datasets(config, Words(1000, 999), 8, 1, (10**12, 0, 0))
 
 
 def test_weights_whose_sum_overflows() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import multiprocessing
 import os
 from pathlib import Path
@@ -10,10 +11,11 @@ import numpy as np
 import pytest
 
 from megalite.data import index_cache
+from megalite.data.errors import DataError
 from megalite.data.gpt_dataset import GPTDataset
-from megalite.data.index_cache import ArraySpec, cached_arrays
+from megalite.data.index_cache import ArraySpec, cached_arrays, watched
 from megalite.data.indexed_dataset import open_dataset
-from megalite.data.sample_plan import plan_samples
+from megalite.data.sample_plan import build_sample_index, plan_samples
 from tests.data.corpora import write_dataset
 
 SPECS = [ArraySpec("numbers", np.dtype(np.int64), (5,)), ArraySpec("none", np.dtype(np.int32), (0, 2))]
@@ -44,18 +46,85 @@ def test_same_data_elsewhere_and_other_request_share_an_entry(tmp_path: Path) ->
     assert len(entries(tmp_path / "cache")) == 2
 
 
-@pytest.mark.parametrize("damage", ["cut", "missing", "garbage"])
-def test_damaged_entry_is_built_again(tmp_path: Path, damage: str) -> None:
+DAMAGE = {
+    "cut": lambda content: content[:-4],
+    "garbage": lambda content: bytes(len(content)),
+    "bit": lambda content: content[:-4] + bytes([content[-4] ^ 1]) + content[-3:],  # a number that could be
+}
+ARRAYS = ("document_index.npy", "sample_index.npy", "shuffle_index.npy")
+
+
+@pytest.mark.parametrize(
+    ("name", "damage"), [*itertools.product(ARRAYS, DAMAGE), ("description.json", "cut")]
+)
+def test_damaged_entry_is_built_again(tmp_path: Path, name: str, damage: str) -> None:
     prefix = write_dataset(tmp_path / "d", [10] * 20)
-    first = dataset_of(prefix, tmp_path / "cache")
+    dataset_of(prefix, tmp_path / "cache")
     (entry,) = entries(tmp_path / "cache")
-    victim = entry / "sample_index.npy"
-    content = victim.read_bytes()
-    victim.unlink()
-    if damage != "missing":
-        victim.write_bytes(content[:-4] if damage == "cut" else bytes(len(content)))
-    second = dataset_of(prefix, tmp_path / "cache")
-    assert np.array_equal(first.index.sample_index, second.index.sample_index)
+    before = (entry / name).read_bytes()
+    (entry / name).write_bytes(DAMAGE[damage](before))
+    dataset = dataset_of(prefix, tmp_path / "cache")
+    assert (entry / name).read_bytes() == before
+    fresh = build_sample_index(dataset.dataset, dataset.plan)
+    assert all(np.array_equal(x, y) for x, y in zip(fresh, dataset.index, strict=True))
+
+
+def test_a_missing_array_is_built_again(tmp_path: Path) -> None:
+    prefix = write_dataset(tmp_path / "d", [10] * 20)
+    dataset_of(prefix, tmp_path / "cache")
+    (entry,) = entries(tmp_path / "cache")
+    (entry / "sample_index.npy").unlink()
+    dataset_of(prefix, tmp_path / "cache")
+    assert (entry / "sample_index.npy").exists()
+
+
+@pytest.mark.parametrize("name", ["document_index", "sample_index", "shuffle_index"])
+def test_an_index_that_is_cut_while_it_is_read_is_a_message(tmp_path: Path, name: str) -> None:
+    """And one that is removed is still there for who reads it."""
+    dataset = dataset_of(write_dataset(tmp_path / "d", [10] * 20000), tmp_path / "cache", 20000)
+    (entry,) = entries(tmp_path / "cache")
+    before, out = np.empty((20000, 9), dtype=np.int64), np.empty((20000, 9), dtype=np.int64)
+    dataset.read(np.arange(20000), before)
+    moved = entry.rename(tmp_path / "moved")
+    dataset.read(np.arange(20000), out)
+    assert np.array_equal(out, before)
+    moved.rename(entry)
+    os.truncate(entry / f"{name}.npy", 200)
+    with pytest.raises(DataError, match=rf"{name}\.npy: had .* bytes when it was opened and has 200 now"):
+        dataset.read(np.arange(20000), out)
+
+
+def test_an_index_in_use_holds_no_descriptor(tmp_path: Path) -> None:
+    """A blend of 1,000 datasets would need 3,000, and 1,024 are usual."""
+    before = len(os.listdir("/proc/self/fd"))
+    dataset = dataset_of(write_dataset(tmp_path / "d", [10] * 20), tmp_path / "cache")
+    assert len(watched(dataset.index)) == 3
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_what_killed_builders_left_is_removed(tmp_path: Path) -> None:
+    cached_arrays(tmp_path, {"a": 1}, SPECS, lambda arrays: arrays[0].fill(1))
+    (entry,) = entries(tmp_path)
+    entry.rename(tmp_path / f"{entry.name}.elsewhere.1.partial")
+    cached_arrays(tmp_path, {"a": 1}, SPECS, lambda arrays: arrays[0].fill(1))
+    assert entries(tmp_path) == [entry]
+
+
+@pytest.mark.parametrize("what", ["a loop", "a file"])
+def test_something_else_in_the_place_of_an_entry_is_replaced(tmp_path: Path, what: str) -> None:
+    cached_arrays(tmp_path, {"a": 1}, SPECS, lambda arrays: arrays[0].fill(1))
+    (entry,) = entries(tmp_path)
+    entry.rename(tmp_path / "away")
+    entry.symlink_to(entry) if what == "a loop" else entry.write_text("")
+    numbers, _ = cached_arrays(tmp_path, {"a": 1}, SPECS, lambda arrays: arrays[0].fill(1))
+    assert numbers.tolist() == [1] * 5
+    assert (entry / "numbers.npy").exists()
+
+
+def test_an_index_that_fits_nowhere_is_a_message(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"an index of 9007199\.3 GB cannot be kept there .*, nor in memory"):
+        cached_arrays(tmp_path, {"a": 1}, [ArraySpec("a", np.dtype(np.int64), (1 << 50,))], lambda _: None)
+    assert entries(tmp_path) == []
 
 
 def test_unwritable_cache_falls_back_to_memory(tmp_path: Path) -> None:
@@ -103,6 +172,29 @@ def test_without_locks_each_builds_for_itself(tmp_path: Path, monkeypatch: pytes
     assert _build_slowly(str(tmp_path / "cache"), str(tmp_path / "log")) == 10
     assert _build_slowly(str(tmp_path / "cache"), str(tmp_path / "log")) == 10
     assert len((tmp_path / "log").read_text().splitlines()) == 1
+
+
+def test_without_locks_the_entry_of_another_is_not_taken_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its readers may be opening it."""
+
+    def no_locks(*_: object) -> None:
+        raise OSError(37, "No locks available")
+
+    def build(arrays: list[np.ndarray]) -> None:
+        arrays[0].fill(1)
+        if not entries(tmp_path / "cache")[0].suffix:
+            return
+        monkeypatch.setattr(index_cache.os, "getpid", lambda: 1)  # another process is faster
+        cached_arrays(tmp_path / "cache", {"a": 1}, SPECS, lambda made: made[0].fill(1))
+        firsts.extend(path.stat().st_ino for path in entries(tmp_path / "cache") if not path.suffix)
+
+    firsts: list[int] = []
+    monkeypatch.setattr(index_cache.fcntl, "flock", no_locks)
+    numbers, _ = cached_arrays(tmp_path / "cache", {"a": 1}, SPECS, build)
+    assert numbers.tolist() == [1] * 5
+    assert [path.stat().st_ino for path in entries(tmp_path / "cache")] == firsts != []
 
 
 def test_full_disk_falls_back_to_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

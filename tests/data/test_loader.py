@@ -6,6 +6,7 @@ import gc
 import multiprocessing
 import os
 import re
+import resource
 import signal
 import subprocess
 import sys
@@ -345,6 +346,19 @@ def test_what_ends_a_worker_process_ends_the_loader_with_its_cause(
             list(loader)
         with pytest.raises(StopIteration):
             next(loader)
+
+
+def test_a_step_of_many_micro_batches_takes_few_descriptors() -> None:
+    """A tensor that is handed over between processes holds one until it is taken."""
+    rules = DocumentRules(0, reset_position_ids=True, reset_attention_mask=True, eod_mask_loss=True)
+    dataset = Dataset(MockDataset(9, 6, 0, 600), rules)
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 100, limits[1]))
+    try:
+        with StepLoader(dataset, 1, 200, 0, 1, 0, CPU, workers=1) as loader:
+            assert [len(step) for step in loader] == [200] * 3
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 
 
 def test_worker_processes_end_with_the_loader_and_leave_signals_to_the_run() -> None:

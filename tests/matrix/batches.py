@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
 import torch
 
 from megalite.data.batch import Batch
-from tests.matrix.cases import SAMPLES, SEQ, VOCAB, Layout
+from megalite.data.build import Dataset, DocumentRules
+from megalite.data.loader import StepLoader
+from megalite.data.mock_dataset import MockDataset
+from tests.matrix.cases import SAMPLES, SEQ, STEPS, VOCAB, Layout
 from tests.reference.train import GlobalBatch
 
 
@@ -52,3 +59,36 @@ def microbatches(
             )
         )
     return parts
+
+
+class Samples(MockDataset):
+    """The tokens of the global batches, one after another."""
+
+    def read(self, samples: np.ndarray, out: np.ndarray) -> None:
+        for row, sample in zip(out, samples, strict=True):
+            whole, place = global_batch(sample // SAMPLES), sample % SAMPLES
+            row[:-1], row[-1] = whole.tokens[place].numpy(), whole.labels[place, -1]
+
+
+def read_microbatches(
+    layout: Layout, dp_rank: int, micro_batch_size: int, by_document: bool, workers: int
+) -> Iterator[list[Batch]]:
+    """`microbatches` of each step, with tokens that the loader read."""
+    dataset = Dataset(Samples(VOCAB, SEQ, 0, STEPS * SAMPLES), DocumentRules(0))
+    with StepLoader(
+        dataset,
+        micro_batch_size,
+        SAMPLES,
+        dp_rank,
+        layout.data,
+        0,
+        torch.device("cpu"),
+        VOCAB,
+        workers,
+    ) as loader:
+        for step, read in enumerate(loader):
+            made = microbatches(step, layout, dp_rank, micro_batch_size, by_document)
+            yield [
+                replace(one, tokens=tokens.tokens, labels=tokens.labels)
+                for one, tokens in zip(made, read, strict=True)
+            ]

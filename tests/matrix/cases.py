@@ -125,6 +125,7 @@ class Options:
     recompute: str = ""
     offloaded_layers: int = 0
     offload_fraction: float | None = None
+    num_workers: int = 0
 
 
 SCHEDULES = ("1f1b", "interleaved", "zb-h1", "zbv", "gpipe")
@@ -180,6 +181,7 @@ def options(layout: Layout) -> dict[str, Options]:
             recompute=RECOMPUTE[(len(MODELS) * LAYOUTS.index(layout) + place - turn) % len(RECOMPUTE)],
             offloaded_layers=int((own + place // 2) % 4 == 0),
             offload_fraction=(None, 1.0, 0.4)[(own // 2) % 3],
+            num_workers=(0, 0, 1, 0, 0, 2, 0)[own % 7],
         )
     return chosen
 
@@ -239,7 +241,9 @@ def make_config(
         precision=PrecisionConfig(
             params_dtype=params_dtype, gradient_accumulation_fusion=options.gradient_accumulation_fusion
         ),
-        data=DataConfig(mock_data=True, reset_attention_mask=options.by_document),
+        data=DataConfig(
+            mock_data=True, reset_attention_mask=options.by_document, num_workers=options.num_workers
+        ),
         run=RunConfig(seed=SEED),
     )
 

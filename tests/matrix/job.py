@@ -13,7 +13,7 @@ from torch import Tensor
 from megalite.config import Config, kv_replicas
 from megalite.parallel.topology import Topology, build_topology
 from megalite.training.step import Trainer
-from tests.matrix.batches import microbatches
+from tests.matrix.batches import microbatches, read_microbatches
 from tests.matrix.cases import LEARNING_RATES, STEPS, Layout
 from tests.matrix.gather import LocalBlock, local_blocks
 
@@ -64,9 +64,14 @@ def train_three_steps(layout: Layout, configs: Sequence[Config]) -> list[Trained
         trainer = Trainer(config, topology)
         randomize(trainer)
         losses, norms, skipped, gradients = [], [], [], []
-        for step in range(STEPS):
-            by_document = config.data.reset_attention_mask
-            mine = microbatches(step, layout, topology.dp.rank, config.batch.micro_batch_size, by_document)
+        batches = read_microbatches(
+            layout,
+            topology.dp.rank,
+            config.batch.micro_batch_size,
+            config.data.reset_attention_mask,
+            config.data.num_workers,
+        )
+        for step, mine in enumerate(batches):
             outcome = trainer.train_step(mine, LEARNING_RATES[step])
             losses.append(float(outcome.loss))
             norms.append(float(outcome.update.grad_norm))

@@ -187,6 +187,13 @@ def test_each_variant_is_trained_with_its_state_on_the_device_the_host_and_both(
     assert {one.offload_fraction for layout, one in runs if layout.data > 1} == places
 
 
+@pytest.mark.parametrize("variant", MODELS)
+def test_each_variant_is_read_by_a_thread_by_one_process_and_by_two(variant: str) -> None:
+    runs = [(layout, cases.options(layout)[variant].num_workers) for layout in LAYOUTS]
+    assert {workers for _, workers in runs} == {0, 1, 2}
+    assert {workers > 0 for layout, workers in runs if layout.data > 1} == {False, True}
+
+
 def test_every_stage_of_sharding_meets_every_place_of_the_state() -> None:
     chosen = [one for layout in LAYOUTS for one in cases.options(layout).values()]
     met = {(one.zero_stage, one.offload_fraction) for one in chosen}
