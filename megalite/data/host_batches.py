@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -54,13 +55,17 @@ def check_ids(source: SampleSource, samples: np.ndarray, tokens: np.ndarray, voc
     )
 
 
-def read_batches(dataset: Dataset, samples: np.ndarray, vocab_size: int | None, pinned: bool) -> HostBatches:
-    """Read `samples`, int64 (micro_batches, micro_batch_size), `pinned` into page-locked memory.
+def read_batches(
+    dataset: Dataset,
+    samples: np.ndarray,
+    vocab_size: int | None,
+    place: Callable[[torch.Tensor], torch.Tensor],
+) -> HostBatches:
+    """Read `samples`, int64 (micro_batches, micro_batch_size), into memory that is `pin`ned or `share`d.
 
     With `vocab_size`, an id beyond it raises DataError.
     """
     rules, seq = dataset.rules, dataset.samples.seq_length
-    place = pin if pinned else _unchanged
     tokens = place(torch.empty(*samples.shape, seq + 1, dtype=torch.int64))
     shape = (*samples.shape, seq)
     loss_mask = place(torch.empty(shape, dtype=torch.float32)) if rules.eod_mask_loss else None
@@ -73,7 +78,7 @@ def read_batches(dataset: Dataset, samples: np.ndarray, vocab_size: int | None, 
         None if position_ids is None else position_ids.numpy(),
         None if loss_mask is None else loss_mask.numpy(),
     )
-    numbers = torch.from_numpy(samples)
+    numbers = place(torch.from_numpy(samples))
     if not rules.reset_attention_mask:
         return HostBatches(numbers, tokens, loss_mask, position_ids, None, None, None)
     cu_seqlens = place(torch.from_numpy(np.concatenate(starts)))
@@ -127,5 +132,14 @@ def pin_batches(host: HostBatches) -> HostBatches:
     )
 
 
-def _unchanged(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor
+def share(tensor: torch.Tensor) -> torch.Tensor:
+    """`tensor` in memory that another process can map: in the thread that hands it over later an error would
+    be lost, and the other process would wait for ever. Raises DataError when there is no room for it.
+    """
+    try:
+        return tensor.share_memory_()
+    except RuntimeError as error:
+        raise DataError(
+            f"--num-workers: no shared memory for what was read ({error}); make /dev/shm larger, or read "
+            "without --num-workers"
+        ) from None

@@ -24,9 +24,10 @@ import torch
 from torch.utils.data import DataLoader
 from torch.utils.data import Dataset as TorchDataset
 
+from megalite.accelerator import pin
 from megalite.data.build import Dataset
 from megalite.data.errors import DataError
-from megalite.data.host_batches import HostBatches, pin_batches, read_batches
+from megalite.data.host_batches import HostBatches, pin_batches, read_batches, share
 
 STEPS_AHEAD = 2
 STOP_SIGNALS = {signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2}
@@ -100,7 +101,7 @@ def _read_all(
     last: BaseException | None = None
     try:
         for step in range(len(steps)):
-            if not _put(results, read_batches(dataset, steps[step], vocab_size, pinned=True), stop):
+            if not _put(results, read_batches(dataset, steps[step], vocab_size, pin), stop):
                 return
     except BaseException as error:
         last = error
@@ -195,7 +196,7 @@ class _StepDataset(TorchDataset[object]):
 
     def __getitem__(self, step: int) -> HostBatches | DataError:
         try:
-            return read_batches(self._dataset, self._steps[step], self._vocab_size, pinned=False)
+            return read_batches(self._dataset, self._steps[step], self._vocab_size, share)
         except DataError as error:  # raised where it is read: torch would wrap it in a traceback
             return error
 

@@ -348,6 +348,25 @@ def test_what_ends_a_worker_process_ends_the_loader_with_its_cause(
             next(loader)
 
 
+class Roomless(Obstacle):
+    def meet(self) -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))  # shared memory is files
+
+
+def test_a_worker_without_shared_memory_ends_the_loader_with_its_cause() -> None:
+    """What the worker cannot hand over would be waited for for ever."""
+    dataset = Dataset(Roomless(9, 6, 0, 40), DocumentRules(0, eod_mask_loss=True))
+    with StepLoader(dataset, 1, 1, 0, 1, 0, CPU, workers=1) as loader:
+        children = multiprocessing.active_children()
+        timer = threading.Timer(60, lambda: [os.kill(child.pid or 0, signal.SIGKILL) for child in children])
+        timer.start()
+        try:
+            with pytest.raises(DataError, match=r"^--num-workers: no shared memory for what was .*/dev/shm"):
+                list(loader)
+        finally:
+            timer.cancel()
+
+
 def test_a_step_of_many_micro_batches_takes_few_descriptors() -> None:
     """A tensor that is handed over between processes holds one until it is taken."""
     rules = DocumentRules(0, reset_position_ids=True, reset_attention_mask=True, eod_mask_loss=True)
