@@ -6,6 +6,7 @@ handed over between processes. Processes are for storage so slow that one reader
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import multiprocessing.connection
 import multiprocessing.process
@@ -155,7 +156,8 @@ class ProcessReader:
         if self._items is None:
             raise StopIteration
         try:
-            item = next(self._items)
+            with self._interrupted_by_deaths():
+                item = next(self._items)
         # What torch raises when a worker died, or when the tensors that it has announced are gone with it.
         except (RuntimeError, OSError, EOFError) as error:
             raise DataError(f"--num-workers: a process that reads data {self._end() or error}") from None
@@ -163,10 +165,33 @@ class ProcessReader:
             raise item
         return pin_batches(item)
 
+    @contextlib.contextmanager
+    def _interrupted_by_deaths(self) -> Iterator[None]:
+        """Inside, the death of a worker raises RuntimeError: where it was about to hand over, half a message
+        may be there, and the rest would be waited for for ever.
+        """
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before = signal.signal(signal.SIGCHLD, lambda *_: self._check_workers())
+        try:
+            self._check_workers()
+            yield
+        finally:
+            signal.signal(signal.SIGCHLD, before)
+
+    def _check_workers(self) -> None:
+        if self._codes():
+            raise RuntimeError("has ended")
+
+    def _codes(self) -> list[int]:
+        """Exit codes of workers that did not end by themselves."""
+        return [worker.exitcode for worker in self._workers if worker.exitcode]
+
     def _end(self) -> str | None:
         """How a worker ended, as far as can be told within a second."""
         multiprocessing.connection.wait([worker.sentinel for worker in self._workers], timeout=1)
-        codes = [worker.exitcode for worker in self._workers if worker.exitcode]
+        codes = self._codes()
         if not codes:
             return None
         return f"was killed: {signal.strsignal(-codes[0])}" if codes[0] < 0 else f"ended with code {codes[0]}"
