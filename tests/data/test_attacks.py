@@ -238,11 +238,12 @@ def test_a_slurm_task_that_is_no_number(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_a_damaged_blend_in_the_cache_is_built_again(tmp_path: Path) -> None:
-    before = cached_blend_index(tmp_path, [0.5, 0.5], 20)[0].tolist()
-    (path,) = tmp_path.glob("*/dataset_index.npy")
-    for wrong in (-1, 2, 0):
-        np.save(path, np.full(20, wrong, dtype=np.int16))
-        assert cached_blend_index(tmp_path, [0.5, 0.5], 20)[0].tolist() == before
+    before = [array.tolist() for array in cached_blend_index(tmp_path, [0.5, 0.5], 20)]
+    for path in tmp_path.glob("*/*.npy"):
+        array = np.load(path)
+        for wrong in (-1, 0, 12345):
+            np.save(path, np.full_like(array, wrong))
+            assert [array.tolist() for array in cached_blend_index(tmp_path, [0.5, 0.5], 20)] == before
 
 
 def test_a_blend_that_is_cut_while_it_is_read_is_a_message(tmp_path: Path) -> None:

@@ -15,7 +15,6 @@ import pytest
 from tokenizers import Encoding, Tokenizer
 from tokenizers.models import WordLevel
 
-from megalite.config.blend import Blend
 from megalite.data import engine_check, records
 from megalite.data.dataset_info import read_info
 from megalite.data.documents import parse_document
@@ -23,8 +22,6 @@ from megalite.data.errors import DataError
 from megalite.data.inputs import Part, check_apart, find_inputs
 from megalite.data.preprocess import PreprocessPlan, preprocess
 from megalite.data.records import read_records
-from megalite.data.source_builder import SourceBuilder
-from megalite.data.splits import WHOLE
 from megalite.data.tokenizer import base, huggingface
 from megalite.data.tokenizer.byte_level import ByteLevelTokenizer
 from megalite.data.tokenizer.huggingface import _configured_eod
@@ -156,19 +153,6 @@ def test_an_end_of_document_token_that_is_no_text(tmp_path: Path) -> None:
         (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": wrong}))
         with pytest.raises(DataError, match=r"tokenizer_config\.json: eos_token: expected a string, found"):
             _configured_eod(tmp_path)
-
-
-def test_a_blend_that_asks_for_a_sample_that_is_not_there(tmp_path: Path) -> None:
-    prefixes = tuple(write_dataset(tmp_path / name, [40] * 5) for name in "ab")
-    builder, blend = SourceBuilder(8, 1, tmp_path / "cache"), Blend(prefixes, (0.5, 0.5))
-    builder.build("train", blend, WHOLE, 20)
-    (path,) = tmp_path.glob("cache/*/dataset_sample_index.npy")
-    np.save(path, np.full(20, 12345, dtype=np.int64))
-    source = builder.build("train", blend, WHOLE, 20)
-    with pytest.raises(
-        DataError, match=r"dataset_sample_index\.npy: asks for sample 12345 of .*a, which has"
-    ):
-        source.read(np.array([0]), np.empty((1, 9), dtype=np.int64))
 
 
 def test_one_document_of_very_many_sequences(monkeypatch: pytest.MonkeyPatch) -> None:
