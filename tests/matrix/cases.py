@@ -181,7 +181,7 @@ def options(layout: Layout) -> dict[str, Options]:
             recompute=RECOMPUTE[(len(MODELS) * LAYOUTS.index(layout) + place - turn) % len(RECOMPUTE)],
             offloaded_layers=int((own + place // 2) % 4 == 0),
             offload_fraction=(None, 1.0, 0.4)[(own // 2) % 3],
-            num_workers=(0, 0, 1, 0, 0, 2, 0)[own % 7],
+            num_workers=(0, 1, 0, 2)[own // 3 % 4],
         )
     return chosen
 
