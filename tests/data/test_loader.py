@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from dataclasses import fields, replace
 from pathlib import Path
 
@@ -378,6 +379,24 @@ def test_a_step_of_many_micro_batches_takes_few_descriptors() -> None:
             assert [len(step) for step in loader] == [200] * 3
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
+def test_a_worker_that_dies_while_it_hands_over_is_not_waited_for() -> None:
+    """Half a message is there, and this process holds the pipe open itself."""
+    dataset = Dataset(MockDataset(9, 1, 0, 80_000), DocumentRules(0, reset_attention_mask=True))
+    with StepLoader(dataset, 1, 40_000, 0, 1, 0, CPU, workers=1) as loader:
+        time.sleep(1)  # by then it writes a message that the pipe has no room for
+        (child,) = multiprocessing.active_children()
+        child.kill()
+        child.join()
+        alarm = signal.signal(signal.SIGALRM, signal.default_int_handler)
+        signal.alarm(60)
+        try:
+            with pytest.raises(DataError, match="a process that reads data was killed: Killed"):
+                next(loader)
+        finally:
+            signal.alarm(0)
+            signal.signal(signal.SIGALRM, alarm)
 
 
 def test_worker_processes_end_with_the_loader_and_leave_signals_to_the_run() -> None:
