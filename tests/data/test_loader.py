@@ -22,6 +22,7 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
 from megalite import _C
+from megalite.accelerator import pin
 from megalite.config import BatchSchedule
 from megalite.data import host_batches
 from megalite.data.batch import Batch
@@ -180,10 +181,10 @@ def test_a_step_is_read_in_parts_that_a_cache_holds(at_once: int, monkeypatch: p
     rules = DocumentRules(3, reset_position_ids=True, reset_attention_mask=True, eod_mask_loss=True)
     dataset = Dataset(MockDataset(8, 6, 1, 50), rules)
     samples = np.random.default_rng(0).permutation(50)[:14].reshape(7, 2)
-    whole = read_batches(dataset, samples, 8, pinned=False)
+    whole = read_batches(dataset, samples, 8, pin)
     monkeypatch.setattr(host_batches, "CACHED_TOKENS", at_once)
-    parts = read_batches(dataset, samples, 8, pinned=False)
-    assert len(parts.cu_seqlens or []) == 7
+    parts = read_batches(dataset, samples, 8, pin)
+    assert len(parts.boundaries or []) == 7
     for field in fields(whole):
         torch.testing.assert_close(getattr(parts, field.name), getattr(whole, field.name), rtol=0, atol=0)
 
