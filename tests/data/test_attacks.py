@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 import tracemalloc
 from collections.abc import Sequence
 from pathlib import Path
@@ -258,6 +259,7 @@ def test_a_blend_that_is_cut_while_it_is_read_is_a_message(tmp_path: Path) -> No
     assert resumed is not None
     for path in (tmp_path / "cache").glob("*/dataset_sample_index.npy"):
         os.truncate(path, 200)
+    time.sleep(0.02)  # a file that was good is not looked at for 10 ms
     for source in (dataset.samples, resumed.samples):
         with pytest.raises(DataError, match=r"dataset_sample_index\.npy: had .* bytes when it was opened"):
             source.read(np.arange(4000, 4010), np.empty((10, 9), dtype=np.int64))
