@@ -210,14 +210,13 @@ def show_run(args: argparse.Namespace) -> None:
 
 def check_cached(sources: Mapping[str, SampleSource]) -> None:
     """Raises DataError for index arrays in memory, where they are when the cache cannot be written."""
-    import numpy as np
-
     from megalite.data.errors import DataError
+    from megalite.data.index_cache import watched
     from megalite.data.inspect_samples import index_arrays
 
     for name, source in sources.items():
         for array_name, array in index_arrays(name, source).items():
-            if array.size and not isinstance(array, np.memmap):
+            if array.size and not watched([array]):
                 raise DataError(
                     f"--build-cache: {array_name} could not be written: is the disk of the cache full, or "
                     "its folder read-only?"
