@@ -46,7 +46,7 @@ class MappedFile {
     const uint8_t *data() const { return data_; }
     uint64_t size() const { return size_; }
     // Throws when the file has become shorter: touching what is gone would be a SIGBUS. One that was replaced by another of its
-    // name is still mapped whole. What was found good is not looked at again for 10 ms: five looks take half as long as a sample.
+    // name is still mapped whole. What was found good is not looked at again for 10 ms: it is a system call for each file.
     void check_size() const {
         const int64_t now = std::chrono::duration_cast<std::chrono::milliseconds>(std::chrono::steady_clock::now().time_since_epoch()).count();
         if (now < good_until_.load(std::memory_order_relaxed)) return;
