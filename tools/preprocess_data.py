@@ -26,6 +26,7 @@ NOT_HERE = {
     "--trust-remote-code": "no code of a tokenizer is run here",
     "--tokenizer-hf-no-use-fast": "convert the tokenizer to a tokenizer.json",
 }
+MOST_WORKERS = 1024  # with 5,000 on two cores the tokenizers library took minutes over a second's work
 
 
 class _Refuse(argparse.Action):
@@ -157,8 +158,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     _C.keep_freed_memory(KEPT_BYTES)
     try:
-        if args.workers < 1:
-            raise DataError(f"--workers {args.workers}: expected 1 or more")
+        if not 1 <= args.workers <= MOST_WORKERS:
+            raise DataError(f"--workers {args.workers}: expected 1 to {MOST_WORKERS}; all cores is best")
         tokenizer = build_tokenizer(
             args,
             args.vocab_size,

@@ -227,3 +227,12 @@ def test_an_output_in_a_folder_that_is_read(tmp_path: Path, monkeypatch: pytest.
             check_apart(["corpus"], prefix)
     check_apart(["corpus", "*"], "out")
     check_apart(["corpus"], "corpus_out")
+
+
+@pytest.mark.parametrize("workers", [0, 1025])
+def test_workers_without_measure(tmp_path: Path, capsys: pytest.CaptureFixture[str], workers: int) -> None:
+    from tools.preprocess_data import main
+
+    flags = ["--input", "x", "--output-prefix", str(tmp_path / "out"), "--workers", str(workers)]
+    assert main(flags) == 1
+    assert f"--workers {workers}: expected 1 to 1024" in capsys.readouterr().err
