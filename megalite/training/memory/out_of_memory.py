@@ -15,8 +15,9 @@ from megalite.training.memory.advice import advise
 from megalite.training.memory.plan import plan_memory
 from megalite.training.memory.table import as_text, shown
 
-# Of what is free: the rest goes to fragments, of which malloc makes more, to scratch memory and libraries.
-USABLE, USABLE_ON_HOST = 0.9, 0.7
+# Of what is free: the rest goes to fragments, to scratch memory and libraries. glibc's malloc took 290 to 355
+# MiB for a planned 243 MiB (8 runs); no GPU's allocator has been measured.
+USABLE, USABLE_ON_HOST = 0.9, 0.6
 _CLAIM, _TOLD = "megalite/out of memory", "megalite/out of memory is told"
 
 
