@@ -13,7 +13,7 @@ namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 constexpr int64_t kFew = 24;                // up to here comparing all is faster than keeping blocks
-constexpr int kSmall = 4, kLarge = 5;       // binary logarithms of the members of a block
+constexpr int64_t kSmall = 16, kLarge = 32; // members of a block
 constexpr int64_t kManyDatasets = 640;      // from here on large blocks, or the leaders are too many
 
 struct Lead {
@@ -21,10 +21,8 @@ struct Lead {
     double dataset; // the lowest dataset that has it
 };
 
-#define MEGALITE_INLINE inline __attribute__((always_inline)) // into each clone of its caller, with the numbers it is given
-
 // Among `size` members with these weights and counts.
-MEGALITE_INLINE Lead largest_lag(const double *weight, const double *given, const double *dataset, int64_t size, double progress) {
+MEGALITE_VECTOR Lead largest_lag(const double *weight, const double *given, const double *dataset, int64_t size, double progress) {
     double most = -kInfinity, first = kInfinity;
 #pragma omp simd reduction(max : most)
     for (int64_t i = 0; i < size; ++i) {
@@ -39,7 +37,7 @@ MEGALITE_INLINE Lead largest_lag(const double *weight, const double *given, cons
     return {most, first};
 }
 
-// The same without dataset `except`, for a `size` that is a multiple of 16: four parts are joined first, as each step of a
+// The same without dataset `except`, for a `size` that is a multiple of kSmall: four parts are joined first, as each step of a
 // maximum waits for the one before.
 MEGALITE_VECTOR Lead largest_lag_of_others(const double *weight, const double *given, const double *dataset, int64_t size,
                                            double progress, double except) {
@@ -62,10 +60,10 @@ struct Margins {
     double above, below; // the largest lags among members with more weight than the leader, and with less
 };
 
-MEGALITE_INLINE Margins margins(const double *weight, const double *given, int64_t size, double own, double progress) {
+template <int64_t kBlock> MEGALITE_VECTOR Margins margins(const double *weight, const double *given, double own, double progress) {
     double above = -kInfinity, below = -kInfinity;
 #pragma omp simd reduction(max : above, below)
-    for (int64_t i = 0; i < size; ++i) {
+    for (int64_t i = 0; i < kBlock; ++i) {
         const double lag = weight[i] * progress - given[i];
         const double heavier = weight[i] > own ? lag : -kInfinity, lighter = weight[i] < own ? lag : -kInfinity;
         above = heavier > above ? heavier : above;
@@ -74,21 +72,10 @@ MEGALITE_INLINE Margins margins(const double *weight, const double *given, int64
     return {above, below};
 }
 
-// Of one block; loops of a known length are unrolled.
-MEGALITE_VECTOR Lead lead_of_block(const double *weight, const double *given, const double *dataset, int shift, double progress) {
-    if (shift == kSmall) return largest_lag(weight, given, dataset, 1 << kSmall, progress);
-    return largest_lag(weight, given, dataset, 1 << kLarge, progress);
-}
-
-MEGALITE_VECTOR Margins margins_of_block(const double *weight, const double *given, int shift, double own, double progress) {
-    if (shift == kSmall) return margins(weight, given, 1 << kSmall, own, progress);
-    return margins(weight, given, 1 << kLarge, own, progress);
-}
-
 } // namespace
 
 BlendOrder::BlendOrder(const double *weights, int64_t datasets)
-    : shift_(datasets < kManyDatasets ? kSmall : kLarge), counts_(static_cast<size_t>(datasets), 0),
+    : block_(datasets < kManyDatasets ? kSmall : kLarge), counts_(static_cast<size_t>(datasets), 0),
       member_of_(static_cast<size_t>(datasets)) {
     std::vector<int32_t> order(static_cast<size_t>(datasets));
     std::iota(order.begin(), order.end(), 0);
@@ -101,26 +88,17 @@ BlendOrder::BlendOrder(const double *weights, int64_t datasets)
         dataset_.push_back(static_cast<double>(dataset));
     }
     if (datasets <= kFew) return;
-    const size_t size = size_t{1} << shift_;
+    const size_t size = static_cast<size_t>(block_), step = static_cast<size_t>(kSmall);
     while (weight_.size() % size != 0) {
         weight_.push_back(0.0);
         given_.push_back(kInfinity);
         dataset_.push_back(kInfinity);
     }
-    const size_t blocks = weight_.size() / size, padded = (blocks + 15) / 16 * 16;
+    const size_t blocks = weight_.size() / size, padded = (blocks + step - 1) / step * step;
     leader_weight_.assign(padded, 0.0);
     leader_given_.assign(padded, kInfinity);
     leader_dataset_.assign(padded, kInfinity);
     valid_until_.assign(blocks, 0);
-}
-
-int64_t BlendOrder::next() {
-    const double progress = std::max(static_cast<double>(sample_), 1.0);
-    const int64_t dataset = valid_until_.empty() ? next_of_few(progress) : next_leader(progress);
-    const size_t member = static_cast<size_t>(member_of_[static_cast<size_t>(dataset)]);
-    given_[member] = static_cast<double>(++counts_[static_cast<size_t>(dataset)]);
-    ++sample_;
-    return dataset;
 }
 
 int64_t BlendOrder::next_of_few(double progress) const {
@@ -136,33 +114,10 @@ int64_t BlendOrder::next_of_few(double progress) const {
     return static_cast<int64_t>(chosen); // few datasets are not reordered
 }
 
-int64_t BlendOrder::next_leader(double progress) {
-    if (sample_ >= next_search_) {
-        next_search_ = std::numeric_limits<int64_t>::max();
-        for (size_t block = 0; block < valid_until_.size(); ++block) {
-            if (sample_ >= valid_until_[block] || block == stale_) find_leader(block, progress);
-            next_search_ = std::min(next_search_, valid_until_[block]);
-        }
-        stale_ = kNone;
-    }
-    // The leaders of the other blocks are compared while that of the stale one is sought: neither waits for the other.
-    const double *weight = leader_weight_.data(), *given = leader_given_.data(), *dataset = leader_dataset_.data();
-    const double except = stale_ == kNone ? -1.0 : dataset[stale_];
-    Lead lead = largest_lag_of_others(weight, given, dataset, static_cast<int64_t>(leader_weight_.size()), progress, except);
-    if (stale_ != kNone) {
-        find_leader(stale_, progress);
-        next_search_ = std::min(next_search_, valid_until_[stale_]);
-        const double lag = weight[stale_] * progress - given[stale_];
-        if (lag > lead.most || (lag == lead.most && dataset[stale_] < lead.dataset)) lead.dataset = dataset[stale_];
-    }
-    stale_ = static_cast<size_t>(member_of_[static_cast<size_t>(lead.dataset)] >> shift_);
-    return static_cast<int64_t>(lead.dataset);
-}
-
-void BlendOrder::find_leader(size_t block, double progress) {
-    const size_t first = block << shift_;
+template <int64_t kBlock> void BlendOrder::find_leader(size_t block, double progress) {
+    const size_t first = block * kBlock;
     const double *weight = weight_.data() + first, *given = given_.data() + first;
-    const Lead lead = lead_of_block(weight, given, dataset_.data() + first, shift_, progress);
+    const Lead lead = largest_lag(weight, given, dataset_.data() + first, kBlock, progress);
     if (lead.most == -kInfinity) { // all retired
         leader_given_[block] = leader_dataset_[block] = kInfinity;
         valid_until_[block] = std::numeric_limits<int64_t>::max();
@@ -177,7 +132,7 @@ void BlendOrder::find_leader(size_t block, double progress) {
     // their distance exactly; those with less fall behind, but one within the rounding errors must be watched. The errors are
     // bounded for twice the present progress, so the promise is not made for longer than that.
     const double heaviest = weight[0], own = weight_[leader];
-    const Margins others = margins_of_block(weight, given, shift_, own, progress);
+    const Margins others = margins<kBlock>(weight, given, own, progress);
     const double error = 16 * std::numeric_limits<double>::epsilon() * (heaviest * progress + 1);
     double steps = progress;
     if (others.above > -kInfinity) steps = std::min(steps, (lead.most - others.above - error) / (heaviest - own));
@@ -185,8 +140,42 @@ void BlendOrder::find_leader(size_t block, double progress) {
     valid_until_[block] = sample_ + static_cast<int64_t>(steps);
 }
 
+template <int64_t kBlock> int64_t BlendOrder::next_leader(double progress) {
+    if (sample_ >= next_search_) {
+        next_search_ = std::numeric_limits<int64_t>::max();
+        for (size_t block = 0; block < valid_until_.size(); ++block) {
+            if (sample_ >= valid_until_[block] || block == stale_) find_leader<kBlock>(block, progress);
+            next_search_ = std::min(next_search_, valid_until_[block]);
+        }
+        stale_ = kNone;
+    }
+    // The leaders of the other blocks are compared while that of the stale one is sought: neither waits for the other.
+    const double *weight = leader_weight_.data(), *given = leader_given_.data(), *dataset = leader_dataset_.data();
+    const double except = stale_ == kNone ? -1.0 : dataset[stale_];
+    Lead lead = largest_lag_of_others(weight, given, dataset, static_cast<int64_t>(leader_weight_.size()), progress, except);
+    if (stale_ != kNone) {
+        find_leader<kBlock>(stale_, progress);
+        next_search_ = std::min(next_search_, valid_until_[stale_]);
+        const double lag = weight[stale_] * progress - given[stale_];
+        if (lag > lead.most || (lag == lead.most && dataset[stale_] < lead.dataset)) lead.dataset = dataset[stale_];
+    }
+    stale_ = static_cast<size_t>(member_of_[static_cast<size_t>(lead.dataset)] / kBlock);
+    return static_cast<int64_t>(lead.dataset);
+}
+
+int64_t BlendOrder::next() {
+    const double progress = std::max(static_cast<double>(sample_), 1.0);
+    const int64_t dataset = valid_until_.empty() ? next_of_few(progress)
+                            : block_ == kSmall   ? next_leader<kSmall>(progress)
+                                                 : next_leader<kLarge>(progress);
+    const size_t member = static_cast<size_t>(member_of_[static_cast<size_t>(dataset)]);
+    given_[member] = static_cast<double>(++counts_[static_cast<size_t>(dataset)]);
+    ++sample_;
+    return dataset;
+}
+
 void BlendOrder::retire(int64_t dataset) {
     const int32_t member = member_of_[static_cast<size_t>(dataset)];
     given_[static_cast<size_t>(member)] = kInfinity;
-    if (!valid_until_.empty()) valid_until_[static_cast<size_t>(member >> shift_)] = next_search_ = 0;
+    if (!valid_until_.empty()) valid_until_[static_cast<size_t>(member / block_)] = next_search_ = 0;
 }

@@ -23,11 +23,11 @@ class BlendOrder {
     static constexpr size_t kNone = ~size_t{0};
 
     int64_t next_of_few(double progress) const;
-    int64_t next_leader(double progress);
-    void find_leader(size_t block, double progress);
+    template <int64_t kBlock> int64_t next_leader(double progress);
+    template <int64_t kBlock> void find_leader(size_t block, double progress);
 
     int64_t sample_ = 0;
-    int shift_;                      // member >> shift_ is its block
+    int64_t block_;                  // members of each block
     std::vector<int64_t> counts_;    // by dataset
     std::vector<int32_t> member_of_; // by dataset: its place among the members
     // By member, heaviest first, filled up to whole blocks. `given` is the count, or infinity when retired or no dataset.
