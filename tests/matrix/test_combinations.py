@@ -37,13 +37,13 @@ def test_a_drawn_combination_gives_the_numbers_of_the_reference(pool: WorkerPool
 
 
 def test_every_value_in_the_rotation_is_drawn() -> None:
+    """Within one round."""
     found: dict[str, set[object]] = {field.name: set() for field in fields(Options)}
     triples = set()
-    for number in range(3):
-        for one in one_for_each_schedule(str(number)):
-            triples.add((one.layout, one.variant, one.options.pipeline_schedule))
-            for name, values in found.items():
-                values.add(getattr(one.options, name))
+    for one in one_for_each_schedule("0"):
+        triples.add((one.layout, one.variant, one.options.pipeline_schedule))
+        for name, values in found.items():
+            values.add(getattr(one.options, name))
     assert {name: sorted(values, key=str) for name, values in found.items()} == domains()
     pipelines = sum(layout.pipeline > 1 for layout in LAYOUTS)
     assert len(triples) == len(MODELS) * (pipelines * (len(cases.SCHEDULES) + 1) + len(LAYOUTS) - pipelines)
