@@ -45,7 +45,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     pip = [sys.executable, "-m", "pip", "wheel", "--no-build-isolation", "--no-deps", "--no-index"]
     # What is built is imported and never runs, so it is not optimised: the last -O counts.
     compiler = work / "compiler"
-    compiler.write_text(f'#!/bin/sh\nexec {sysconfig.get_config_var("CXX") or "c++"} "$@" -O0\n')
+    compiler.write_text(f'#!/bin/sh\nexec {sysconfig.get_config_var("CXX") or "c++"} "$@" -O0 -g0\n')
     compiler.chmod(0o755)
     quick = {"CC": str(compiler), "CXX": str(compiler), "MEGALITE_BUILD_JOBS": str(os.cpu_count() or 1)}
     run([*pip, "--wheel-dir", str(work / "dist"), str(source)], work, **quick)
