@@ -1,7 +1,7 @@
 """The files of a dataset read from front to back.
 
 They are read, not mapped: when something cuts a file meanwhile this is an error, where touching a mapping of
-it would end the process.
+it would end the process. Only the check of the .idx when it is opened looks at a mapping.
 """
 
 from __future__ import annotations
