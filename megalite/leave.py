@@ -16,6 +16,23 @@ def last_words(text: str) -> None:
     whatever a rank has printed; the file that it names in the environment is how a rank gets into it.
     """
     print(text, file=sys.stderr, flush=True)
+    _tell_torchrun(text)
+
+
+def leave(text: str, rank: int, code: int) -> NoReturn:
+    """Exit with `code` on every rank for a reason that all of them know; the first rank tells it.
+
+    All of them hand it to torchrun: each node has its own, which reports on the first of its ranks to leave.
+    """
+    if rank == 0:
+        last_words(text)
+    else:
+        _tell_torchrun(text)
+        time.sleep(5)  # torchrun ends all ranks with the first that leaves: rank 0 must have spoken
+    sys.exit(code)
+
+
+def _tell_torchrun(text: str) -> None:
     path = os.environ.get("TORCHELASTIC_ERROR_FILE")
     if path:
         # the form of torch.distributed.elastic.multiprocessing.errors.ErrorHandler, without importing torch
@@ -24,13 +41,4 @@ def last_words(text: str) -> None:
             with open(path, "w", encoding="utf-8") as file:
                 json.dump({"message": {"message": text, "extraInfo": about}}, file)
         except OSError:
-            return  # it has been printed
-
-
-def leave(text: str, rank: int, code: int) -> NoReturn:
-    """Exit with `code` on every rank for a reason that all of them know; the first rank tells it."""
-    if rank == 0:
-        last_words(text)
-    else:
-        time.sleep(5)  # torchrun ends all ranks with the first that leaves: rank 0 must have spoken
-    sys.exit(code)
+            return  # it is printed anyway

@@ -56,7 +56,7 @@ def main() -> int:
     flags = parser.parse_args()
 
     from megalite.config import ConfigErrors, exit_with_errors
-    from megalite.leave import leave
+    from megalite.leave import last_words, leave
     from megalite.training.launcher import place_of
 
     try:
@@ -84,7 +84,10 @@ def main() -> int:
             model = load_model(flags.load, device, tensor, pipeline, flags.iteration)
             prompts = [list(ids) for ids in model.tokenizer.encode_batch(flags.prompt or ["It was a"])]
             added = generate(model, prompts, flags.max_new_tokens, sampling)
-    except (CheckpointError, DataError, DeviceError, ValueError) as error:  # the same on every rank
+    except DeviceError as error:  # of this rank alone
+        last_words(f"error: {error}")
+        return 1
+    except (CheckpointError, DataError, ValueError) as error:  # the same on every rank
         leave(f"error: {error}", place.rank, code=1)
     if place.rank == 0:
         texts = [model.tokenizer.decode([*prompt, *new]) for prompt, new in zip(prompts, added, strict=True)]

@@ -19,7 +19,7 @@ class HalfReduction:
 
     def __init__(self, whole: torch.Tensor, dp: Axis, bucket: int, everywhere: bool):
         self._whole, self._dp, self._bucket, self._everywhere = whole, dp, bucket, everywhere
-        self._sent = whole.to(torch.bfloat16)
+        self._sent = whole.to(torch.bfloat16, copy=True)  # freed in `wait`
         self._received = torch.empty_like(self._sent)
         self._work = dp.traffic.start("reduction", bucket, self._exchange)
 

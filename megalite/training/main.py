@@ -8,7 +8,8 @@ import os
 from collections.abc import Sequence
 from datetime import timedelta
 
-from megalite.config import Config, ConfigError, ConfigErrors, exit_with_errors, kv_replicas
+from megalite.config import Config, ConfigErrors, exit_with_errors, kv_replicas
+from megalite.config.rules.apex import check_device
 from megalite.leave import last_words, leave
 from megalite.training.launcher import Place, place_of
 from megalite.training.preflight import configured
@@ -54,9 +55,7 @@ def _run(config: Config, place: Place) -> int:
         last_words(f"error: {error}")
         return 1
     try:
-        if config.optimizer.optimizer_impl == "apex" and device.type != "cuda":
-            rule = "works on NVIDIA GPUs only, and this machine has none"
-            raise ConfigErrors([ConfigError("--optimizer-impl", "apex", rule, "auto")])
+        check_device(config, device.type)
         chosen, choice = within_budget(config)
     except ConfigErrors as errors:
         exit_with_errors(errors, place.rank)

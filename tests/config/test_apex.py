@@ -16,10 +16,11 @@ from tests.config.minimal import minimal
 def test_the_other_package_named_apex_is_not_imported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """PyPI's apex is an authentication toolkit; without amp_C beside it it is not even looked at."""
+    """PyPI's apex is an authentication toolkit; even with an amp_C beside it none of it is run."""
     package = tmp_path / "apex"
     package.mkdir()
     (package / "__init__.py").write_text("raise RuntimeError('the wrong apex was imported')")
+    (tmp_path / "amp_C.py").touch()
     monkeypatch.syspath_prepend(str(tmp_path))
     assert not has_fused_adam()
 

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from importlib.machinery import PathFinder
 from importlib.util import find_spec
 
+from megalite.config.errors import ConfigError, ConfigErrors
 from megalite.config.rules.rule import Candidate, Finding, reads
+from megalite.config.schema import Config
 from megalite.config.schema.fields import flag_name
 
 WEIGHT_GRADIENT = (
@@ -16,14 +19,20 @@ WEIGHT_GRADIENT = (
 def has_fused_adam() -> bool:
     """True for NVIDIA's apex built with its CUDA extensions: only that one brings the module `amp_C`.
 
-    PyPI's `apex` is another project. `find_spec` on a submodule imports the parent, so the question about
-    `apex` itself comes last.
+    PyPI's `apex` is another project, without `multi_tensor_apply`.
     """
-    return (
-        find_spec("amp_C") is not None
-        and find_spec("apex") is not None
-        and find_spec("apex.multi_tensor_apply") is not None
-    )
+    package = find_spec("apex")
+    if find_spec("amp_C") is None or package is None:
+        return False
+    folders = package.submodule_search_locations
+    return PathFinder.find_spec("apex.multi_tensor_apply", folders) is not None
+
+
+def check_device(config: Config, device_type: str) -> None:
+    """Raise ConfigErrors if apex is asked for where the device is no GPU of NVIDIA's ("cuda")."""
+    if config.optimizer.optimizer_impl == "apex" and device_type != "cuda":
+        rule = "works on NVIDIA GPUs only, and this machine has none"
+        raise ConfigErrors([ConfigError("--optimizer-impl", "apex", rule, "auto")])
 
 
 @reads("optimizer_impl", "use_precision_aware_optimizer", "optimizer_cpu_offload", "params_dtype")

@@ -46,6 +46,6 @@ def library_of(name: str, reference: Tokenizer) -> tuple[ModuleType, HuggingFace
         raise DataError(f"--engine {name} needs the package {name}: pip install {name}") from None
 
 
-def use(name: str) -> AbstractContextManager[None]:
+def refusing_tokenizer(name: str) -> AbstractContextManager[None]:
     """Around the making of an engine: says that it does not take a tokenizer."""
     return library_errors(f"--engine {name}: it cannot use this tokenizer")

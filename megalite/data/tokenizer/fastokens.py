@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from megalite.data.tokenizer.base import Tokenizer
-from megalite.data.tokenizer.engine import Engine, library_of, use
+from megalite.data.tokenizer.engine import Engine, library_of, refusing_tokenizer
 
 
 class FastokensEngine(Engine):
@@ -16,7 +16,7 @@ class FastokensEngine(Engine):
     def __init__(self, reference: Tokenizer) -> None:
         library, known = library_of("fastokens", reference)
         super().__init__(known)
-        with use("fastokens"):
+        with refusing_tokenizer("fastokens"):
             self._engine = library.Tokenizer.from_json_str(known.library.to_str())
 
     def encode_flat(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:

@@ -12,7 +12,7 @@ import orjson
 
 from megalite.data.errors import DataError
 from megalite.data.tokenizer.base import Tokenizer
-from megalite.data.tokenizer.engine import Engine, library_of, use
+from megalite.data.tokenizer.engine import Engine, library_of, refusing_tokenizer
 
 # NFC is not: the two libraries order marks of Unicode 14 differently (0.10 and tokenizers 0.23 at U+1AC1).
 EQUAL_NORMALIZERS = {"Prepend", "Replace"}
@@ -35,7 +35,7 @@ class GigatokenEngine(Engine):
                 f"--engine gigatoken: the tokenizer's normalizer {', '.join(unlike)} is not known to be "
                 "equal; leave --engine out"
             )
-        with use("gigatoken"):
+        with refusing_tokenizer("gigatoken"):
             self._engine = library.Tokenizer.from_json(orjson.dumps(content))
         self._unassigned = unassigned()
 
