@@ -18,6 +18,7 @@ import weakref
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
+from pathlib import Path
 from typing import Protocol
 
 import numpy as np
@@ -31,6 +32,7 @@ from megalite.data.errors import DataError
 from megalite.data.host_batches import HostBatches, pin_batches, read_batches, share
 
 STEPS_AHEAD = 2
+SHARED_MEMORY = Path("/dev/shm")
 STOP_SIGNALS = {signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2}
 
 
@@ -208,6 +210,9 @@ def _kill(workers: Sequence[multiprocessing.process.BaseProcess]) -> None:
         worker.kill()
     for worker in workers:
         worker.join()
+        # Of one that was just making shared memory: torch takes its name away as soon as it is mapped.
+        for left in SHARED_MEMORY.glob(f"torch_{worker.pid}_*"):
+            left.unlink(missing_ok=True)
 
 
 class _StepDataset(TorchDataset[object]):

@@ -31,6 +31,7 @@ from megalite.data.errors import DataError
 from megalite.data.host_batches import read_batches
 from megalite.data.loader import StepLoader, rank_samples
 from megalite.data.mock_dataset import MockDataset
+from megalite.data.read_ahead import SHARED_MEMORY
 from megalite.data.tokenizer import build_tokenizer
 from tests.data.corpora import Words, data_config, numbered_dataset, write_dataset
 
@@ -398,6 +399,15 @@ def test_a_worker_that_dies_while_it_hands_over_is_not_waited_for() -> None:
         finally:
             signal.alarm(0)
             signal.signal(signal.SIGALRM, alarm)
+
+
+def test_a_worker_that_is_ended_while_it_makes_shared_memory_leaves_none() -> None:
+    with StepLoader(mock(1000), 1, 1, 0, 1, 0, CPU, workers=1) as loader:
+        next(loader)
+        (child,) = multiprocessing.active_children()
+        left = SHARED_MEMORY / f"torch_{child.pid}_12345_6"
+        left.touch()
+    assert not left.exists()
 
 
 def test_worker_processes_end_with_the_loader_and_leave_signals_to_the_run() -> None:
