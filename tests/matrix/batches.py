@@ -65,7 +65,7 @@ class Samples(MockDataset):
     """The tokens of the global batches, one after another."""
 
     def read(self, samples: np.ndarray, out: np.ndarray) -> None:
-        for row, sample in zip(out, samples, strict=True):
+        for row, sample in zip(out, samples.tolist(), strict=True):
             whole, place = global_batch(sample // SAMPLES), sample % SAMPLES
             row[:-1], row[-1] = whole.tokens[place].numpy(), whole.labels[place, -1]
 
