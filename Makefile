@@ -54,8 +54,9 @@ pretrain: $(VENV)/.installed $(SAMPLE)/corpus_text_document.idx ## train a small
 		"$$($(PY) tools/prepare_sample.py --entropy $(SAMPLE)/corpus_text_document)"
 	$(PY) tools/generate.py --load $(RUN) --prompt "It was a"
 
+# Two files at a time, each with workers of its own; ARGS="-n 0" is one process, for a debugger.
 test: $(VENV)/.installed ## the whole test suite; ARGS="tests/data -x" are pytest's
-	$(PY) -m pytest $(ARGS)
+	$(PY) -m pytest -n 2 --dist loadfile $(ARGS)
 
 # Rounds through all layouts, models and schedules with the other options drawn; another seed draws others.
 test-matrix: $(VENV)/.installed ## the fp64 matrix at large; ARGS="--matrix-rounds 3 --matrix-seed 7" are pytest's

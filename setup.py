@@ -53,6 +53,7 @@ TEST = [
     "hypothesis>=6.100",
     "mypy>=1.11",
     "pytest>=8.2",
+    "pytest-xdist>=3.6",  # half of the suite waits, for other processes or for one thread
     "ruff>=0.6",
     "transformers>=4.51",  # the independent truth for Llama and GPT-2
     "types-PyYAML>=6.0",
