@@ -291,8 +291,8 @@ def test_vocabulary_of_a_tiktoken_json_is_the_part_that_is_wanted(tmp_path: Path
             ["--tokenizer-model nowhere: no such file or folder"],
         ),
         (
-            "--tokenizer-type HuggingFaceTokenizer --tokenizer-model .",
-            ["--tokenizer-model .: the folder has no tokenizer.json"],
+            "--tokenizer-type HuggingFaceTokenizer --tokenizer-model tests",
+            ["--tokenizer-model tests: the folder has no tokenizer.json"],
         ),
         ("--tokenizer-type TikTokenizer", ["--tokenizer-model: is required with TikTokenizer; give a rank"]),
         (
