@@ -60,6 +60,7 @@ def read_records(
         yield from _grouped(_read_rows(part.path, keys, skip), most_bytes, most_records, skip)
         return
     opened, failures = _open(part.path)
+    told: tuple[type[Exception], ...] = (*failures, _TooLong)
     number = skip
     try:
         with opened as stream:
@@ -71,7 +72,7 @@ def read_records(
             for group in groups:
                 number = group.number
                 yield group
-    except failures as error:
+    except told as error:
         raise DataError(f"{part.path}: after record {number}: cannot be read: {error}") from None
 
 
@@ -163,18 +164,18 @@ def _grouped_lines(
 def _first_line_start(file: BinaryIO, start: int) -> int:
     """Where the first line begins that begins at byte `start` or behind; the file stands there."""
     file.seek(start - 1)
-    return start - 1 + len(file.readline())
+    return start - 1 + len(next(_all_lines(file), b""))
 
 
 def _all_lines(stream: BinaryIO) -> Iterator[bytes]:
-    """Those of `stream`. Raises OSError for one that is too long."""
+    """Those of `stream`. Raises _TooLong."""
     for content in iter(functools.partial(stream.readline, LONGEST_RECORD + 1), b""):
         if len(content) > LONGEST_RECORD:
             raise _TooLong("line")
         yield content
 
 
-class _TooLong(OSError):
+class _TooLong(DataError):
     def __init__(self, what: str) -> None:
         super().__init__(f"the {what} that follows has more than {LONGEST_RECORD:,} bytes")
 

@@ -31,22 +31,29 @@ from tests.data.corpora import write_dataset
 
 
 @pytest.mark.parametrize(
-    ("name", "kind", "content", "what"),
+    ("name", "kind", "content", "start", "what"),
     [
-        ("a.jsonl", "json", b"x" * 150, "line"),
-        ("a.jsonl.gz", "json", gzip.compress(bytes(10_000_000)), "line"),
-        ("a.txt", "text", b"x\n" * 75, "text"),
-        ("a.txt", "paragraphs", b"x\n" * 75, "paragraph"),
+        ("a.jsonl", "json", b"x" * 150, 0, "line"),
+        ("a.jsonl", "json", b"x" * 150, 20, "line"),
+        ("a.jsonl.gz", "json", gzip.compress(bytes(10_000_000)), 0, "line"),
+        ("a.txt", "text", b"x\n" * 75, 0, "text"),
+        ("a.txt", "paragraphs", b"x\n" * 75, 0, "paragraph"),
     ],
 )
 def test_a_record_without_end(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, kind: str, content: bytes, what: str
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    kind: str,
+    content: bytes,
+    start: int,
+    what: str,
 ) -> None:
     monkeypatch.setattr(records, "LONGEST_RECORD", 100)
     (tmp_path / name).write_bytes(content)
     message = f"{name}: after record 0: cannot be read: the {what} that follows has more than 100 bytes"
     with pytest.raises(DataError, match=message):
-        list(read_records(Part(str(tmp_path / name), kind), ["text"]))
+        list(read_records(Part(str(tmp_path / name), kind, start), ["text"]))
 
 
 def test_large_rows_of_parquet_come_a_few_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
