@@ -74,16 +74,17 @@ class DatasetInfo:
         )
 
 
-def publish_with_info(writer: DatasetWriter, info: DatasetInfo) -> None:
-    """Give a complete dataset and its description their final names; all is on the disk before."""
-    path = Path(f"{writer.prefix}.json")
-    temporary = path.with_name(f"{path.name}.partial")
-    with writing(temporary), temporary.open("wb") as file:
-        file.write(orjson.dumps(asdict(info), option=orjson.OPT_INDENT_2))
-        file.flush()
-        os.fsync(file.fileno())
-    writer.publish()
-    temporary.rename(path)
+def publish_with_info(datasets: Sequence[tuple[DatasetWriter, DatasetInfo]]) -> None:
+    """Give complete datasets and their descriptions their final names; all of all is on the disk before."""
+    for writer, info in datasets:
+        temporary = Path(f"{writer.prefix}.json.partial")
+        with writing(temporary), temporary.open("wb") as file:
+            file.write(orjson.dumps(asdict(info), option=orjson.OPT_INDENT_2))
+            file.flush()
+            os.fsync(file.fileno())
+    for writer, _ in datasets:
+        writer.publish()
+        Path(f"{writer.prefix}.json.partial").rename(f"{writer.prefix}.json")
 
 
 def read_info(prefix: str) -> DatasetInfo | None:

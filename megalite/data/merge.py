@@ -44,7 +44,7 @@ def merge(
         documents=state.documents,
         crc32=state.checksum,
     )
-    publish_with_info(writer, whole)
+    publish_with_info([(writer, whole)])
     return state
 
 

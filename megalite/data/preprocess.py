@@ -154,13 +154,11 @@ def preprocess(
         for writer in writers:  # first all that takes time and room, then the names
             writer.complete()
         skipped.flush()
-        infos = []
-        for key, writer in zip(plan.json_keys, writers, strict=True):
-            info = DatasetInfo.of(
-                writer, dtype, tokenizer, eod, plan.inputs, key, plan.partition, plan.corpus
-            )
-            publish_with_info(writer, info)
-            infos.append(info)
+        infos = [
+            DatasetInfo.of(writer, dtype, tokenizer, eod, plan.inputs, key, plan.partition, plan.corpus)
+            for key, writer in zip(plan.json_keys, writers, strict=True)
+        ]
+        publish_with_info(list(zip(writers, infos, strict=True)))
         state.remove()
         skipped.publish()
     return infos

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -163,10 +164,11 @@ def test_no_key_is_published_when_another_does_not_fit_the_disk(tmp_path: Path) 
 
 
 def test_no_dataset_is_published_without_its_description(tmp_path: Path) -> None:
-    path = lines(tmp_path / "in.jsonl", ["a"])
-    (tmp_path / "out_text_document.json.partial").mkdir()  # cannot be written, as on a full disk
-    with pytest.raises(DataError, match=r"document\.json\.partial: cannot be written: Is a directory"):
-        preprocess(plan(path, tmp_path / "out"), ByteLevelTokenizer())
+    (tmp_path / "in.jsonl").write_text('{"a": "x", "b": "y"}\n')
+    work = plan(str(tmp_path / "in.jsonl"), tmp_path / "out", json_keys=["a", "b"])
+    (tmp_path / "out_b_document.json.partial").mkdir()  # cannot be written, as on a full disk
+    with pytest.raises(DataError, match=r"out_b_document\.json\.partial: cannot be written: Is a directory"):
+        preprocess(work, ByteLevelTokenizer())
     assert not published(tmp_path)
 
 
@@ -261,14 +263,30 @@ def test_a_cut_during_verify_and_merge_is_an_error(
     assert not (tmp_path / "whole.idx").exists()
 
 
+def opened_once_it_is_read(pipe: Path, reader: subprocess.Popen[str]) -> int:
+    """A descriptor to write to `pipe`, which `reader` is about to read."""
+    deadline = time.monotonic() + 60
+    while reader.poll() is None and time.monotonic() < deadline:
+        try:
+            return os.open(pipe, os.O_WRONLY | os.O_NONBLOCK)
+        except OSError:  # nobody reads it yet
+            time.sleep(0.02)
+    reader.kill()
+    raise AssertionError(f"it never read the pipe: {reader.communicate()[1]}")
+
+
 def test_control_c_on_a_run_that_waits(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     command = [sys.executable, str(TOOLS / "preprocess_data.py"), "--input", str(tmp_path / "pipe")]
     command += ["--output-prefix", str(tmp_path / "out"), "--tokenizer-type", "ByteLevelTokenizer"]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-    with (tmp_path / "pipe").open("w"):  # it has come to reading
+    try:
+        pipe = opened_once_it_is_read(tmp_path / "pipe", process)
         process.send_signal(signal.SIGINT)
         _, message = process.communicate(timeout=60)
+        os.close(pipe)
+    finally:
+        process.kill()
     assert process.returncode == 130
     assert message == "preprocess_data: interrupted; the same command continues\n"
 
