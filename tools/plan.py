@@ -33,6 +33,8 @@ from megalite.pipeline.simulation import ScheduleError, in_flight_peaks, simulat
 from megalite.pipeline.table import draw, read_csv, write_csv
 
 if TYPE_CHECKING:
+    from megalite.config import Config
+    from megalite.model.recompute_budget import Measured
     from megalite.training.memory.plan import MemoryPlan
 
 
@@ -162,17 +164,18 @@ def _memory(flags: argparse.Namespace, training: Sequence[str]) -> int:
     config = configured([*training, "--mock-data"], flags.world_size, rank=0)
     import orjson
 
-    from megalite.model.recompute_budget import within_budget
+    from megalite.model.recompute_budget import Measured, within_budget
     from megalite.training.memory.plan import plan_memory
     from megalite.training.memory.table import as_json, as_text
 
+    measured = Measured()
     try:
-        _, choice = within_budget(config)
+        chosen, choice = within_budget(config, measured)
     except ConfigErrors as errors:
         exit_with_errors(errors, rank=0)
     if choice is not None:
         print(choice, file=sys.stderr)
-    plan = plan_memory(config, flags.world_size, host_is_device=False)
+    plan = plan_memory(chosen, flags.world_size, host_is_device=False)
     if flags.json:
         print(orjson.dumps(as_json(plan), option=orjson.OPT_INDENT_2).decode())
     else:
@@ -182,10 +185,10 @@ def _memory(flags: argparse.Namespace, training: Sequence[str]) -> int:
 
         draw_png(plan, flags.png)
         print(f"wrote {flags.png}", file=sys.stderr)
-    return 0 if flags.device_memory is None else _verdict(plan, flags.device_memory)
+    return 0 if flags.device_memory is None else _verdict(config, plan, measured, flags.device_memory)
 
 
-def _verdict(plan: MemoryPlan, device_memory: int) -> int:
+def _verdict(config: Config, plan: MemoryPlan, measured: Measured, device_memory: int) -> int:
     """0 when it fits, 1 when not."""
     from megalite.training.memory.advice import advise
     from megalite.training.memory.out_of_memory import USABLE
@@ -197,7 +200,7 @@ def _verdict(plan: MemoryPlan, device_memory: int) -> int:
         print(f"fits: {shown(need)} of {room}", file=sys.stderr)
         return 0
     print(f"does not fit: {shown(need)} of {room}; what would help, the cheapest first:", file=sys.stderr)
-    for number, advice in enumerate(advise(plan.config, plan.world_size, available, False), 1):
+    for number, advice in enumerate(advise(config, plan.world_size, available, False, measured), 1):
         print(f"  {number}. {advice.line(available)}", file=sys.stderr)
     return 1
 

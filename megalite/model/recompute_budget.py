@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Iterator, Sequence
@@ -37,15 +38,29 @@ class Choice:
         )
 
 
-def within_budget(config: Config) -> tuple[Config, Choice | None]:
+class Measured:
+    """The choices of configurations: measured once for all that differ in nothing that choices depend on.
+
+    A measurement takes seconds.
+    """
+
+    def __init__(self) -> None:
+        self._of = functools.cache(measured_choices)
+
+    def of(self, config: Config) -> Sequence[Choice]:
+        """See `measured_choices`."""
+        return self._of(_deciding(config))
+
+
+def within_budget(config: Config, measured: Measured | None = None) -> tuple[Config, Choice | None]:
     """`config` with the parts that `--recompute-budget` chooses; as it is, and None, without a budget.
 
-    Raises `ConfigErrors` when no set of parts keeps so little.
+    `measured`: what is known already. Raises `ConfigErrors` when no set of parts keeps so little.
     """
     budget = config.activations.recompute_budget
     if budget is None:
         return config, None
-    best = cheapest(measured_choices(config), budget)
+    best = cheapest((measured or Measured()).of(config), budget)
     return replace(_with_parts(config, best.parts), recompute_budget=None), best
 
 
@@ -60,9 +75,9 @@ def cheapest(choices: Sequence[Choice], budget: float) -> Choice:
     return min(affordable, key=lambda choice: (choice.extra_flops, choice.kept))
 
 
-def least_share(config: Config) -> float:
+def least_share(config: Config, measured: Measured) -> float:
     """The lowest budget that can be met, to three digits."""
-    return _rounded_up(min(choice.share for choice in measured_choices(config)))
+    return _rounded_up(min(choice.share for choice in measured.of(config)))
 
 
 def _rounded_up(share: float) -> float:
@@ -74,7 +89,7 @@ def measured_choices(config: Config) -> list[Choice]:
 
     What two parts save together is not the sum of what each saves, and the sets are few: all are measured.
     """
-    plain = replace(_with_parts(config, ()), cpu_offloading_num_layers=0, recompute_budget=None)
+    plain = _deciding(config)
     embedding = embedding_bytes(plain)
     heads = {parts: head_bytes(_with_parts(plain, parts)) for parts in _heads(config)}
     choices: list[Choice] = []
@@ -89,6 +104,18 @@ def measured_choices(config: Config) -> list[Choice]:
         Choice(one.parts, one.kept, one.kept / all_kept.kept, one.extra_flops / all_kept.extra_flops - 1)
         for one in choices
     ]
+
+
+def _deciding(config: Config) -> Config:
+    """`config` without settings of memory that change no choice, so that those that share one are equal."""
+    return replace(
+        _with_parts(config, ()),
+        recompute_budget=None,
+        cpu_offloading_num_layers=0,
+        optimizer_cpu_offload=False,
+        pipeline_model_parallel_size=1,
+        zero_stage=0,
+    )
 
 
 def _layer_sets(config: Config) -> Iterator[tuple[str, ...]]:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import functools
+import sys
 
 import pytest
 
-from megalite.config import parse
+from megalite.config import Config, parse, replace
+from megalite.model import recompute_budget
+from megalite.model.recompute_budget import Choice, Measured, within_budget
 from megalite.training.memory.advice import Advice, advise, levers
 from megalite.training.memory.plan import plan_memory
 from tests.end_to_end.launch import MODEL_FLAGS
@@ -100,3 +103,40 @@ def test_levers_go_on_from_what_is_chosen_already(given: str, offers: str, not_o
     assert not any(not_offered in flags for flags in found), found
     for flags in found:
         parse([*FLAGS, *given.split(), *flags.split()], WORLD)  # no flag contradicts one before
+
+
+@pytest.fixture
+def measurements(monkeypatch: pytest.MonkeyPatch) -> list[Config]:
+    """The configurations of which all sets of parts are measured, without the seconds that it takes."""
+    found: list[Config] = []
+
+    def measure(config: Config) -> list[Choice]:
+        found.append(config)
+        return [Choice((), 1000, 1.0, 0.0), Choice(("norm",), 500, 0.5, 0.0)]
+
+    monkeypatch.setattr(recompute_budget, "measured_choices", measure)
+    return found
+
+
+def test_a_budget_is_measured_once_for_levers_that_change_no_share(measurements: list[Config]) -> None:
+    config = parse([*FLAGS, "--recompute-budget", "0.9"], WORLD)
+    (zero,) = advise(config, WORLD, sys.maxsize, host_is_device=False)  # beside the run as it is
+    assert zero.flags == "--zero-stage 1"
+    assert len(measurements) == 1
+
+
+def test_what_a_budget_is_measured_for_has_all_that_changes_a_share(measurements: list[Config]) -> None:
+    config, measured = parse([*FLAGS, "--recompute-budget", "0.9"], WORLD), Measured()
+    found = [replace(config, **lever.changes) for lever in levers(config, WORLD, False, measured)]
+    for changed in found:
+        within_budget(changed, measured)
+    shapes = {
+        (
+            changed.batch.micro_batch_size,
+            changed.parallel.tensor_model_parallel_size,
+            changed.parallel.sequence_parallel,
+            changed.loss,
+        )
+        for changed in (config, *found)
+    }
+    assert len(measurements) == len(shapes) < len(found)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterator
+import functools
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +11,7 @@ from megalite.config import Config, ConfigErrors, replace, stage_layers, to_dict
 from megalite.config.rules.activations import WITHIN
 from megalite.config.schema.activations import DEFAULT_PARTS, PARTS
 from megalite.config.schema.fields import flag_name
-from megalite.model.recompute_budget import least_share, within_budget
+from megalite.model.recompute_budget import Measured, least_share, within_budget
 from megalite.model.saved_bytes import activation_bytes
 from megalite.training.flops import flops_per_token
 from megalite.training.memory.plan import plan_memory
@@ -49,48 +49,66 @@ class Lever:
     cost: str
 
 
-def advise(config: Config, world_size: int, available: int, host_is_device: bool) -> list[Advice]:
+def advise(
+    config: Config, world_size: int, available: int, host_is_device: bool, measured: Measured | None = None
+) -> list[Advice]:
     """The levers that the rules of the configuration accept and that save anything, the cheapest first.
 
     Ends with the first that fits. If none fits alone, the last one is all of them together, from the first
     on, as far as needed, or without success. `host_is_device`: offloading to the host saves nothing.
+    `measured`: what is known for --recompute-budget. Raises `ConfigErrors` where that cannot be met.
     """
+    measured = measured or Measured()
 
-    def needed(changed: Config) -> tuple[int, int]:
+    def needed(changed: Config) -> tuple[int, int] | None:
+        """None where this layout cannot meet the budget, or breaks another rule."""
+        if validate(changed, world_size):
+            return None
         try:
-            account = plan_memory(changed, world_size, host_is_device).largest.account
-        except ConfigErrors:  # this layout cannot meet the budget
-            return sys.maxsize, 0
-        return account.total + (account.host if host_is_device else 0), 0 if host_is_device else account.host
+            return _needed(changed, world_size, host_is_device, measured)
+        except ConfigErrors:
+            return None
 
-    before, _ = needed(config)
+    before, _ = _needed(config, world_size, host_is_device, measured)
     found: list[Advice] = []
-    together: dict[str, Any] = {}
-    costs: dict[str, str] = {}  # by the first setting of a lever, of which the last one counts
+    together: list[Lever] = []
     least, host = before, 0
-    for lever in levers(config, world_size, host_is_device):
-        need, on_host = needed(replace(config, **lever.changes))
-        if need >= before:
+    for lever in levers(config, world_size, host_is_device, measured):
+        alone = needed(replace(config, **lever.changes))
+        if alone is None or alone[0] >= before:
             continue
-        found.append(Advice(lever.flags, need, on_host, before - need, lever.cost))
-        if need <= available:
+        found.append(Advice(lever.flags, *alone, before - alone[0], lever.cost))
+        if alone[0] <= available:
             return found
-        with_it = replace(config, **{**together, **lever.changes})
-        if not validate(with_it, world_size) and (all_need := needed(with_it))[0] < least:
-            together |= lever.changes
-            costs[next(iter(lever.changes))] = lever.cost
-            least, host = all_need
+        others = [each for each in together if not each.changes.keys() <= lever.changes.keys()]
+        all_of_them = needed(replace(config, **_changes_of([*others, lever])))
+        if all_of_them is not None and all_of_them[0] < least:
+            together = [*others, lever]
+            least, host = all_of_them
             if least <= available:
                 break
-    if len(costs) > 1:
-        flags = _typed(config, together)
-        found.append(Advice(flags, least, host, before - least, "; ".join(costs.values())))
+    if len(together) > 1:
+        flags, cost = _typed(config, _changes_of(together)), "; ".join(lever.cost for lever in together)
+        found.append(Advice(flags, least, host, before - least, cost))
     return found
 
 
-def levers(config: Config, world_size: int, host_is_device: bool) -> Iterator[Lever]:
+def _needed(config: Config, world_size: int, host_is_device: bool, measured: Measured) -> tuple[int, int]:
+    """Bytes of the rank that needs the most, on the device and beside it in host memory."""
+    chosen, _ = within_budget(config, measured)
+    account = plan_memory(chosen, world_size, host_is_device).largest.account
+    return (account.total + account.host, 0) if host_is_device else (account.total, account.host)
+
+
+def _changes_of(together: Sequence[Lever]) -> dict[str, Any]:
+    return {name: value for lever in together for name, value in lever.changes.items()}
+
+
+def levers(
+    config: Config, world_size: int, host_is_device: bool, measured: Measured | None = None
+) -> Iterator[Lever]:
     """Those that the rules of the configuration accept, in the order of what they cost in time."""
-    for changes, cost in _levers(config, world_size, host_is_device):
+    for changes, cost in _levers(config, world_size, host_is_device, measured or Measured()):
         changed = replace(config, **changes)
         if not validate(changed, world_size):
             yield Lever(changes, _typed(config, changes), cost if isinstance(cost, str) else cost(changed))
@@ -99,7 +117,9 @@ def levers(config: Config, world_size: int, host_is_device: bool) -> Iterator[Le
 _Cost = str | Callable[[Config], str]  # of the changed configuration
 
 
-def _levers(config: Config, world_size: int, host_is_device: bool) -> Iterator[tuple[dict[str, Any], _Cost]]:
+def _levers(
+    config: Config, world_size: int, host_is_device: bool, measured: Measured
+) -> Iterator[tuple[dict[str, Any], _Cost]]:
     parallel, tensor = config.parallel, config.parallel.tensor_model_parallel_size
     pipeline, micro = parallel.pipeline_model_parallel_size, config.batch.micro_batch_size
     replicas, stage = config.data_parallel_size(world_size), zero_stage(config)
@@ -118,7 +138,7 @@ def _levers(config: Config, world_size: int, host_is_device: bool) -> Iterator[t
     yield from _selective(config, (*CHEAP_PARTS, "core_attn"))
     if replicas > 1 and stage < 2:
         yield {"zero_stage": 2}, "a reduction of the gradients for each micro-batch"
-    yield from _budget(config)
+    yield from _budget(config, measured)
     if config.activations.recompute_granularity != "full":
         full = {
             "recompute_granularity": "full",
@@ -128,7 +148,7 @@ def _levers(config: Config, world_size: int, host_is_device: bool) -> Iterator[t
         }
         yield full, _recompute_cost
     if not host_is_device:
-        yield from _offload(config)
+        yield from _offload(config, measured)
     if replicas > 1 and stage < 3:
         yield {"zero_stage": 3}, "the weights are gathered twice for each micro-batch"
     larger = 2
@@ -159,18 +179,18 @@ def _selective(config: Config, parts: tuple[str, ...]) -> Iterator[tuple[dict[st
         yield changes, _recompute_cost
 
 
-def _budget(config: Config) -> Iterator[tuple[dict[str, Any], _Cost]]:
+def _budget(config: Config, measured: Measured) -> Iterator[tuple[dict[str, Any], _Cost]]:
     """The lowest budget that can be met, where there is one: it chooses the parts instead of the others."""
     given = config.activations.recompute_budget
-    if given is not None and (least := least_share(config)) < given:
+    if given is not None and (least := least_share(config, measured)) < given:
         yield {"recompute_budget": least}, "the most parts that can be computed again"
 
 
-def _offload(config: Config) -> Iterator[tuple[dict[str, Any], _Cost]]:
+def _offload(config: Config, measured: Measured) -> Iterator[tuple[dict[str, Any], _Cost]]:
     """To host memory: activations of every layer, and the optimizer."""
     most = max(map(len, stage_layers(config)))
     if config.activations.cpu_offloading_num_layers < most:
-        yield {"cpu_offloading_num_layers": most}, _transfer_cost
+        yield {"cpu_offloading_num_layers": most}, functools.partial(_transfer_cost, measured)
     if not config.optimizer.optimizer_cpu_offload:
         yield {"optimizer_cpu_offload": True}, "the update runs at the speed of the host's memory"
 
@@ -183,8 +203,8 @@ def _recompute_cost(changed: Config) -> str:
     return f"{extra * tensor / (tokens * flops_per_token(changed.model, tensor)):.1%} more FLOPs"
 
 
-def _transfer_cost(changed: Config) -> str:
-    chosen, _ = within_budget(changed)
+def _transfer_cost(measured: Measured, changed: Config) -> str:
+    chosen, _ = within_budget(changed, measured)
     on_host = sum(layer.on_host for layer in activation_bytes(chosen).layers)
     moved = shown(on_host / changed.parallel.pipeline_model_parallel_size)
     return f"{moved} to host memory and back for each micro-batch, beside the compute"

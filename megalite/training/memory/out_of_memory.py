@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import suppress
 from datetime import timedelta
 
 import torch
@@ -11,6 +12,7 @@ from torch.distributed import distributed_c10d
 
 from megalite.accelerator import is_out_of_memory
 from megalite.config import Config
+from megalite.model.recompute_budget import Measured, within_budget
 from megalite.training.memory.advice import advise
 from megalite.training.memory.plan import plan_memory
 from megalite.training.memory.table import as_text, shown
@@ -23,13 +25,15 @@ _CLAIM, _TOLD = "megalite/out of memory", "megalite/out of memory is told"
 
 def explain(config: Config, world_size: int, device: torch.device, free: int | None) -> str:
     """The planned bytes of every rank, and with `free` (bytes there were for tensors) the levers."""
-    host_is_device = device.type == "cpu"
-    text = as_text(plan_memory(config, world_size, host_is_device))
+    host_is_device, measured = device.type == "cpu", Measured()
+    chosen, _ = within_budget(config, measured)
+    text = as_text(plan_memory(chosen, world_size, host_is_device))
     if free is None:
         return text
     share = USABLE_ON_HOST if host_is_device else USABLE
     available = int(share * free)
-    lines = [advice.line(available) for advice in advise(config, world_size, available, host_is_device)]
+    advised = advise(config, world_size, available, host_is_device, measured)
+    lines = [advice.line(available) for advice in advised]
     title = f"what would help, the cheapest first ({shown(free)} were free, {share:.0%} of them usable):"
     numbered = [f"  {number}. {line}" for number, line in enumerate(lines, 1)]
     return "\n".join([text, title, *(numbered or ["  more ranks, or a smaller model"])])
@@ -40,21 +44,21 @@ def tell(
 ) -> None:
     """Print on stderr that this rank ran out of memory; `what`: the allocator's words.
 
-    Of several ranks that fail, the first explains. The others wait until it has spoken: the launcher ends all
-    ranks with the first that leaves.
+    Of several ranks that fail, the first explains. The others wait until it has spoken, for as long as they
+    would for any message: the launcher ends all ranks with the first that leaves.
     """
-    message = f"error: rank {rank}: out of memory: {what}"
+    print(f"error: rank {rank}: out of memory: {what}", file=sys.stderr, flush=True)
     store = distributed_c10d._get_default_store() if dist.is_initialized() else None
     if store is not None and store.add(_CLAIM, 1) > 1:
-        print(message, file=sys.stderr, flush=True)
-        store.wait([_TOLD], timedelta(minutes=2))
+        with suppress(dist.DistStoreError):
+            store.wait([_TOLD], timedelta(minutes=config.parallel.distributed_timeout_minutes))
         return
     try:
-        message = f"{message}\n{explain(config, world_size, device, free)}"
+        explanation = explain(config, world_size, device, free)
     except (MemoryError, RuntimeError) as error:
         if not is_out_of_memory(error):
             raise
-        message = f"{message}\n(no memory is left to plan with: see tools/plan.py memory)"
-    print(message, file=sys.stderr, flush=True)
+        explanation = "(no memory is left to plan with: see tools/plan.py memory)"
+    print(explanation, file=sys.stderr, flush=True)
     if store is not None:
         store.set(_TOLD, "yes")
