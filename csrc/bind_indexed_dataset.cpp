@@ -270,7 +270,8 @@ Dense<int32_t> masked(const Dense<int64_t> &tokens, int64_t seq_length, int64_t 
 } // namespace
 
 void bind_indexed_dataset(py::module_ &module) {
-    py::register_exception<DataError>(module, "DataError", PyExc_ValueError);
+    const auto &data_error = py::register_exception<DataError>(module, "DataError", PyExc_ValueError);
+    py::register_exception<WriteError>(module, "WriteError", data_error);
 
     py::class_<IndexedDataset, Dataset>(module, "IndexedDataset")
         .def(py::init<const std::string &>(), py::arg("prefix"), py::call_guard<py::gil_scoped_release>())

@@ -1,4 +1,4 @@
-// The one exception of the data files' C++ side; Python sees it as megalite._C.DataError (a ValueError).
+// The exceptions of the data files' C++ side; Python sees them as megalite._C.DataError (a ValueError) and WriteError (a DataError).
 #pragma once
 
 #include <sstream>
@@ -10,9 +10,14 @@ class DataError : public std::runtime_error {
     using std::runtime_error::runtime_error;
 };
 
-// Throws a DataError whose message is all the parts joined.
-template <typename... Parts> [[noreturn]] void fail(const Parts &...parts) {
+class WriteError : public DataError { // as of a full disk
+  public:
+    using DataError::DataError;
+};
+
+// Throws an Error whose message is all the parts joined.
+template <typename Error = DataError, typename... Parts> [[noreturn]] void fail(const Parts &...parts) {
     std::ostringstream message;
     (message << ... << parts);
-    throw DataError(message.str());
+    throw Error(message.str());
 }

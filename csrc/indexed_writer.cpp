@@ -58,7 +58,7 @@ void OutputFile::write_out(const uint8_t *data, uint64_t bytes) {
     while (bytes > 0) {
         const ssize_t written = ::write(descriptor_, data, bytes);
         if (written < 0 && errno == EINTR) continue;
-        if (written <= 0) fail(path_, ": cannot be written: ", std::strerror(errno));
+        if (written <= 0) fail<WriteError>(path_, ": cannot be written: ", std::strerror(errno));
         data += written;
         bytes -= static_cast<uint64_t>(written);
     }
@@ -68,12 +68,12 @@ void OutputFile::flush(bool sync) {
     const uint64_t bytes = used_;
     used_ = 0;
     write_out(buffer_.data(), bytes);
-    if (sync && ::fsync(descriptor_) != 0) fail(path_, ": cannot be synced to disk: ", std::strerror(errno));
+    if (sync && ::fsync(descriptor_) != 0) fail<WriteError>(path_, ": cannot be synced to disk: ", std::strerror(errno));
 }
 
 void OutputFile::write_at(uint64_t position, const void *data, uint64_t bytes) {
     if (::pwrite(descriptor_, data, bytes, static_cast<off_t>(position)) != static_cast<ssize_t>(bytes))
-        fail(path_, ": cannot be written: ", std::strerror(errno));
+        fail<WriteError>(path_, ": cannot be written: ", std::strerror(errno));
 }
 
 void OutputFile::read_at(uint64_t position, void *data, uint64_t bytes) const {
@@ -91,7 +91,7 @@ void OutputFile::read_at(uint64_t position, void *data, uint64_t bytes) const {
 void OutputFile::close() {
     if (descriptor_ >= 0 && ::close(descriptor_) != 0) {
         descriptor_ = -1;
-        fail(path_, ": cannot be closed: ", std::strerror(errno));
+        fail<WriteError>(path_, ": cannot be closed: ", std::strerror(errno));
     }
     descriptor_ = -1;
 }
@@ -117,11 +117,13 @@ IndexedWriter::IndexedWriter(const std::string &prefix, const std::string &dtype
 }
 
 void IndexedWriter::add_sequences(const int32_t *lengths, uint64_t count) {
+    check_open();
     idx_.write(lengths, 4 * count);
     state_.sequences += static_cast<int64_t>(count);
 }
 
 void IndexedWriter::add_documents(const int64_t *sequences_each, uint64_t count) {
+    check_open();
     for (uint64_t i = 0; i < count; ++i) {
         boundary_ += sequences_each[i];
         boundaries_.write(&boundary_, 8);

@@ -59,8 +59,11 @@ class IndexedWriter {
     const TokenType &type() const { return type_; }
     const WriterState &state() const { return state_; }
 
-    // Appends tokens in this type's own representation.
-    uint8_t *reserve_tokens(uint64_t count) { return bin_.reserve(count * type_.bytes); }
+    // Appends tokens in this type's own representation. Nothing can be appended behind complete().
+    uint8_t *reserve_tokens(uint64_t count) {
+        check_open();
+        return bin_.reserve(count * type_.bytes);
+    }
     void commit_tokens(uint64_t count) {
         bin_.commit(count * type_.bytes);
         state_.tokens += static_cast<int64_t>(count);
@@ -77,10 +80,14 @@ class IndexedWriter {
     static std::string partial(const std::string &path) { return path + ".partial"; }
 
   private:
+    void check_open() const {
+        if (complete_) fail(prefix_, ": nothing can be added to a complete dataset");
+    }
+
     std::string prefix_;
     const TokenType &type_;
     WriterState state_;
     int64_t boundary_ = 0; // where the last document ends
     bool complete_ = false;
-    OutputFile boundaries_, bin_, idx_; // idx_ holds the header's place and the lengths until publish() adds the rest
+    OutputFile boundaries_, bin_, idx_; // idx_ holds the header's place and the lengths until complete() adds the rest
 };

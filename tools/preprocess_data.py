@@ -195,11 +195,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
         with ProgressDisplay(plan.inputs, args.log_interval) as display:
             infos = preprocess(plan, tokenizer, display.show)
-    except DataError as error:
+    except (DataError, OSError) as error:
         print(f"preprocess_data: error: {error}", file=sys.stderr)
-        return 1
-    except OSError as error:
-        print(f"preprocess_data: error: {error}; the same command continues", file=sys.stderr)
         return 1
     for key, info in zip(args.json_keys, infos, strict=True):
         print(f"{plan.prefix(key)}: {info.documents:,} documents, {info.tokens:,} tokens of {info.dtype}")

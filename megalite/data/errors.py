@@ -1,4 +1,7 @@
-"""The one exception of this room; the C++ readers and writers raise the same class."""
+"""The exceptions of this room; the C++ readers and writers raise the same classes.
+
+A WriteError is the DataError of output that could not be written, as on a full disk.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +9,9 @@ import contextlib
 import os
 from collections.abc import Iterator
 
-from megalite._C import DataError
+from megalite._C import DataError, WriteError
 
-__all__ = ["DataError", "writing"]
+__all__ = ["DataError", "WriteError", "writing"]
 
 
 @contextlib.contextmanager
@@ -17,4 +20,4 @@ def writing(path: str | os.PathLike[str]) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise DataError(f"{path}: cannot be written: {error.strerror or error}") from None
+        raise WriteError(f"{path}: cannot be written: {error.strerror or error}") from None

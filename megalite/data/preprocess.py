@@ -33,6 +33,7 @@ from megalite.data.records import Records, line_number, read_records
 from megalite.data.resume import Checkpoint, Place, RunState
 from megalite.data.skipped import Skip, SkippedList
 from megalite.data.tokenizer import Tokenizer
+from megalite.data.tokenizer.base import library_errors
 
 BATCH_BYTES = 1 << 20
 BATCH_DOCUMENTS = 2048
@@ -105,7 +106,7 @@ class _Batch:
     counts: list[list[int]]  # by key, the sequences of each document
     skipped: list[Skip]
 
-    def refuse(self, number: int, error: BaseException, skip: bool) -> None:
+    def refuse(self, number: int, error: DataError, skip: bool) -> None:
         """Record `number` cannot be used: raise DataError that says so, or note it."""
         line = line_number(self.part, number)
         path = printable(self.part.path)
@@ -130,7 +131,7 @@ def preprocess(
     progress = Progress()
     encode = partial(_encode, tokenizer=tokenizer, eod=eod, skip_errors=plan.skip_errors)
     last_checkpoint = time.monotonic()
-    with SkippedList(plan.stem) as skipped, _threads(plan.workers + 1) as pool:
+    with state.explaining(), SkippedList(plan.stem) as skipped, _threads(plan.workers + 1) as pool:
         start = _start(plan, state, skipped, dtype)
         skipped.go_on(start.skipped)
         writers = [
@@ -289,13 +290,14 @@ def _encode(batch: _Batch, tokenizer: Tokenizer, eod: int | None, skip_errors: b
     `batch.skipped`.
     """
     try:
-        return [
-            encode_documents(texts, counts, tokenizer, eod)
-            for texts, counts in zip(batch.texts, batch.counts, strict=True)
-        ]
-    except BaseException as error:  # a tokenizer's library may raise anything; Rust's panic is no Exception
+        with library_errors(f"{batch.part.path}: up to record {batch.place.records}: cannot be encoded"):
+            return [
+                encode_documents(texts, counts, tokenizer, eod)
+                for texts, counts in zip(batch.texts, batch.counts, strict=True)
+            ]
+    except DataError:
         if not _leave_out(batch, tokenizer, skip_errors):
-            raise DataError(f"{batch.part.path}: up to record {batch.place.records}: {error}") from error
+            raise
         return _encode(batch, tokenizer, eod, skip_errors)
 
 
@@ -305,11 +307,12 @@ def _leave_out(batch: _Batch, tokenizer: Tokenizer, skip_errors: bool) -> bool:
     good = []
     for i, number in enumerate(batch.numbers):
         try:
-            for texts, start in zip(batch.texts, starts, strict=True):
-                tokenizer.encode_flat(texts[start[i] : start[i + 1]])
+            with library_errors("cannot be encoded"):
+                for texts, start in zip(batch.texts, starts, strict=True):
+                    tokenizer.encode_flat(texts[start[i] : start[i + 1]])
             good.append(i)
-        except BaseException as cause:  # as above; the record is named
-            batch.refuse(number, cause, skip_errors)
+        except DataError as error:
+            batch.refuse(number, error, skip_errors)
     if len(good) == len(batch.numbers):
         return False
     batch.numbers = [batch.numbers[i] for i in good]

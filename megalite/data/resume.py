@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import orjson
 
-from megalite.data.errors import DataError, writing
+from megalite.data.errors import DataError, WriteError, writing
 from megalite.data.indexed_dataset import WriterState
 from megalite.data.inputs import Part, printable, read_once
 
@@ -100,6 +101,18 @@ class RunState:
             file.flush()
             os.fsync(file.fileno())
         temporary.rename(self.path)
+
+    @contextlib.contextmanager
+    def explaining(self) -> Iterator[None]:
+        """Around the run: a full disk or too little memory becomes a DataError that says what the same
+        command will do.
+        """
+        try:
+            yield
+        except (WriteError, MemoryError) as error:
+            what = "out of memory" if isinstance(error, MemoryError) else error
+            then = "continues" if self._resumable and self.path.is_file() else "starts anew"
+            raise DataError(f"{what}; the same command {then}") from error
 
     def remove(self) -> None:
         self.path.unlink(missing_ok=True)

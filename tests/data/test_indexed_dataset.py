@@ -157,6 +157,24 @@ def test_nothing_under_a_final_name_before_publishing(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out.bin", "out.idx"]
 
 
+def test_nothing_is_added_to_a_complete_dataset(tmp_path: Path) -> None:
+    writer = DatasetWriter(str(tmp_path / "out"), "uint16")
+    writer.add(np.arange(10), np.array([10], dtype=np.int32))
+    before = writer.complete()
+    ones = np.ones(1, dtype=np.int64)
+    for late in (
+        lambda: writer.add(ones, ones.astype(np.int32)),
+        lambda: writer.add_tokens(ones),
+        lambda: writer.add_sequences(ones.astype(np.int32)),
+        lambda: writer.add_documents(ones),
+    ):
+        with pytest.raises(DataError, match="out: nothing can be added to a complete dataset"):
+            late()
+    assert writer.state == before
+    writer.publish()
+    assert open_dataset(str(tmp_path / "out")).tokens == 10
+
+
 def test_resumed_writer_gives_the_same_bytes(tmp_path: Path) -> None:
     parts = [(np.arange(n), np.array([n], dtype=np.int32)) for n in (5, 9, 2)]
     with DatasetWriter(str(tmp_path / "whole"), "int32") as whole:

@@ -120,10 +120,26 @@ def test_a_panic_of_a_tokenizer_is_an_error_of_its_document(tmp_path: Path) -> N
             return super().encode_flat(texts)
 
     path = lines(tmp_path / "in.jsonl", ["a", "bad", "c"])
-    with pytest.raises(DataError, match=r"in\.jsonl:2: index out of bounds"):
+    with pytest.raises(DataError, match=r"in\.jsonl:2: cannot be encoded: index out of bounds"):
         preprocess(plan(path, tmp_path / "stop"), Panicking())
     preprocess(plan(path, tmp_path / "skip", skip_errors=True), Panicking())
     assert open_dataset(str(tmp_path / "skip_text_document")).documents == 2
+
+
+@pytest.mark.parametrize("first", [MemoryError, ValueError])  # of the batch, or of a document of it alone
+def test_a_shortage_of_memory_leaves_no_document_out(tmp_path: Path, first: type[Exception]) -> None:
+    errors = [first, MemoryError]
+
+    class Short(ByteLevelTokenizer):
+        def encode_flat(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+            if errors:
+                raise errors.pop(0)
+            return super().encode_flat(texts)
+
+    work = plan(lines(tmp_path / "in.jsonl", ["a", "b"]), tmp_path / "out", skip_errors=True)
+    with pytest.raises(DataError, match=r"^out of memory; the same command starts anew$"):
+        preprocess(work, Short())
+    assert not published(tmp_path)
 
 
 def test_an_error_does_not_wait_for_a_slow_document(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -156,18 +172,23 @@ def test_no_key_is_published_when_another_does_not_fit_the_disk(tmp_path: Path) 
         [sys.executable, "-c", limited, *command], capture_output=True, text=True, check=False
     )
     assert found.returncode == 1
-    assert "out_b_document.idx.partial: cannot be written: File too large" in found.stderr
+    message = "out_b_document.idx.partial: cannot be written: File too large; the same command starts anew"
+    assert message in found.stderr
     assert not published(tmp_path)
     assert subprocess.run(command, capture_output=True, check=False).returncode == 0
     for key, sequences in (("a", 1000), ("b", 3000)):
         assert verify(str(tmp_path / f"out_{key}_document")).sequences == sequences
 
 
-def test_no_dataset_is_published_without_its_description(tmp_path: Path) -> None:
+def test_no_dataset_is_published_without_its_description(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    every_batch_is_kept(monkeypatch)
     (tmp_path / "in.jsonl").write_text('{"a": "x", "b": "y"}\n')
     work = plan(str(tmp_path / "in.jsonl"), tmp_path / "out", json_keys=["a", "b"])
     (tmp_path / "out_b_document.json.partial").mkdir()  # cannot be written, as on a full disk
-    with pytest.raises(DataError, match=r"out_b_document\.json\.partial: cannot be written: Is a directory"):
+    message = r"out_b_document\.json\.partial: cannot be written: Is a directory; the same command continues"
+    with pytest.raises(DataError, match=message):
         preprocess(work, ByteLevelTokenizer())
     assert not published(tmp_path)
 

@@ -68,11 +68,11 @@ def identity_of(kind: str, parts: Iterable[bytes]) -> str:
 @contextlib.contextmanager
 def library_errors(what: str) -> Iterator[None]:
     """Whatever a tokenizer's library raises becomes a DataError that begins with `what`; a panic in Rust is
-    no Exception.
+    no Exception. A MemoryError stays one: it says nothing about the text.
     """
     try:
         yield
-    except (KeyboardInterrupt, SystemExit):
+    except (KeyboardInterrupt, SystemExit, MemoryError):
         raise
     except BaseException as error:
         raise DataError(f"{what}: {error}") from error
