@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
 import orjson
@@ -16,6 +16,14 @@ from megalite.data.inputs import Part, printable
 from megalite.data.tokenizer import Tokenizer
 
 FORMAT = 1
+WHAT = {  # the types of the fields, in words
+    "int": "an integer",
+    "int | None": "an integer or null",
+    "str": "a string",
+    "str | None": "a string or null",
+    "tuple[str, ...]": "a list of strings",
+    "tuple[int, int] | None": "two integers or null",
+}
 MOST_BYTES = 256 << 20  # of a description: that of a million sources has less
 
 
@@ -98,23 +106,28 @@ def read_info(prefix: str) -> DatasetInfo | None:
         if path.stat().st_size > MOST_BYTES:
             raise ValueError(f"it has more than {MOST_BYTES >> 20} MiB")
         content = orjson.loads(path.read_bytes())
-        partition = content["partition"] and tuple(content["partition"])
-        info = DatasetInfo(**{**content, "sources": tuple(content["sources"]), "partition": partition})
+        if not isinstance(content, dict):
+            raise TypeError("expected an object")
+        lists = {name: tuple(value) for name, value in content.items() if isinstance(value, list)}
+        info = DatasetInfo(**{**content, **lists})
         _check_types(info)
         return info
-    except (ValueError, TypeError, KeyError) as error:
+    except (ValueError, TypeError) as error:
         raise DataError(
             f"{path}: cannot be read as a dataset's description: {error}; move it away to go on without"
         ) from None
 
 
 def _check_types(info: DatasetInfo) -> None:
-    eod = () if info.eod is None else (info.eod,)
-    hashes = [text for text in (info.tokenizer, info.corpus) if text is not None]
-    texts = (info.megalite, info.dtype, info.key, *hashes, *info.sources)
-    numbers = (info.vocab_size, info.tokens, info.sequences, info.documents, info.crc32, *eod)
-    index, partitions = info.partition or (0, 1)
-    if not all(isinstance(number, int) for number in (*numbers, index, partitions)):
-        raise TypeError("a number in it is none")
-    if not all(isinstance(text, str) for text in texts):
-        raise TypeError("a text in it is none")
+    """Raises TypeError naming the first field that holds what it cannot."""
+    for field in fields(info):
+        value, declared = getattr(info, field.name), str(field.type)
+        kind = str if "str" in declared else int
+        if declared.startswith("tuple"):
+            right = isinstance(value, tuple) and all(isinstance(item, kind) for item in value)
+            right = right and (kind is str or len(value) == 2)
+        else:
+            right = isinstance(value, kind)
+        if not right and not (value is None and "None" in declared):
+            found = list(value) if isinstance(value, tuple) else value
+            raise TypeError(f"{field.name}: expected {WHAT[declared]}, found {found!r:.80}")

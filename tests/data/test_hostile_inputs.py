@@ -6,6 +6,7 @@ import datetime
 import gzip
 import json
 import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import cast
@@ -125,8 +126,19 @@ def test_the_check_of_an_engine_does_not_read_on_for_a_key_that_is_missing(
     assert len(seen) == 10
 
 
-@pytest.mark.parametrize("field", ["vocab_size", "crc32", "dtype", "sources", "partition", "eod"])
-def test_a_description_of_wrong_types(tmp_path: Path, field: str) -> None:
+@pytest.mark.parametrize(
+    ("field", "expected"),
+    [
+        ("vocab_size", "an integer"),
+        ("crc32", "an integer"),
+        ("dtype", "a string"),
+        ("sources", "a list of strings"),
+        ("partition", "two integers or null"),
+        ("eod", "an integer or null"),
+        ("tokenizer", "a string or null"),
+    ],
+)
+def test_a_description_of_wrong_types(tmp_path: Path, field: str, expected: str) -> None:
     (tmp_path / "in.jsonl").write_text('{"text": "a"}\n')
     plan = PreprocessPlan(find_inputs([str(tmp_path / "in.jsonl")]), str(tmp_path / "a"))
     preprocess(plan, ByteLevelTokenizer())
@@ -134,8 +146,13 @@ def test_a_description_of_wrong_types(tmp_path: Path, field: str) -> None:
     content = json.loads(Path(f"{prefix}.json").read_text())
     for wrong in ("1.5", "[[]]"):
         Path(f"{prefix}.json").write_text(json.dumps({**content, field: json.loads(wrong)}))
-        with pytest.raises(DataError, match=r"_document\.json: cannot be read as a dataset's description"):
+        message = f"_document.json: cannot be read as a dataset's description: {field}: "
+        message += f"expected {expected}, found {wrong};"
+        with pytest.raises(DataError, match=re.escape(message)):
             read_info(prefix)
+    Path(f"{prefix}.json").write_text("[1]")
+    with pytest.raises(DataError, match="description: expected an object"):
+        read_info(prefix)
 
 
 def test_a_foreign_file_in_place_of_a_description_is_not_read(tmp_path: Path) -> None:
