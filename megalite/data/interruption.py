@@ -1,4 +1,4 @@
-"""Ctrl-C ends a data tool at once and with one line, wherever it is."""
+"""Ctrl-C ends a data tool with one line, as soon as the C++ call that the main thread is in returns."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def end_on_interrupt(message: str) -> None:
     is on the disk must be fit for that.
 
     A KeyboardInterrupt is no way out of an import: numpy takes it for a broken installation, orjson ends in
-    a SIGSEGV. Nor would it be at once, as Python waits at its end for threads, which may be in a long text.
+    a SIGSEGV. Nor would it end the process, as Python waits for threads, which may be in a long text.
     """
 
     def end(number: int, frame: FrameType | None) -> None:
