@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "content_hash.h"
+#include "data_error.h"
 #include "document_masks.h"
 #include "indexed_dataset.h"
 #include "indexed_writer.h"
@@ -197,6 +198,20 @@ struct ArraySampleReader : SampleReader {
         dataset->idx()->check_size();
         for (const auto &file : files) file->check_size();
     }
+    void check_read() const {
+        dataset->check_read();
+        for (const auto &file : files) file->check_read();
+    }
+    // Runs `read`, and throws when what it read is not there; that goes before an error which came of it.
+    template <typename Read> void checked(const Read &read) const {
+        try {
+            read();
+        } catch (const DataError &) {
+            check_read();
+            throw;
+        }
+        check_read();
+    }
 };
 
 std::unique_ptr<ArraySampleReader> make_sample_reader(const Dataset &dataset, const Dense<int32_t> &document_index,
@@ -241,11 +256,12 @@ void read_samples(const std::vector<const ArraySampleReader *> &readers, const D
     for (int64_t i = 0; i < rows; ++i) {
         if (dataset[i] < 0 || dataset[i] >= static_cast<int64_t>(readers.size()))
             fail("read_samples: dataset ", dataset[i], " of ", readers.size());
+        const ArraySampleReader &reader = *readers[static_cast<size_t>(dataset[i])];
         if (!checked[static_cast<size_t>(dataset[i])]) {
-            readers[static_cast<size_t>(dataset[i])]->check_files();
+            reader.check_files();
             checked[static_cast<size_t>(dataset[i])] = true;
         }
-        readers[static_cast<size_t>(dataset[i])]->read(sample[i], target + i * width);
+        reader.checked([&] { reader.read(sample[i], target + i * width); });
     }
 }
 
@@ -286,6 +302,7 @@ void bind_indexed_dataset(py::module_ &module) {
                                [](const Dataset &self) { return view(self, "int64", self->documents() + 1, self->boundaries()); })
         .def("stream", [](const Dataset &self) { return view(self, self->type().name, self->tokens(), self->bin()->data()); })
         .def("sequence", &sequence, py::arg("index"), py::arg("offset") = 0, py::arg("count") = std::nullopt)
+        .def("check_read", &IndexedDataset::check_read)
         .def("tokens_between", &IndexedDataset::tokens_between, py::arg("first"), py::arg("last"))
         .def("lengths_hash", &IndexedDataset::lengths_hash, py::arg("first"), py::arg("last"));
 
@@ -306,6 +323,7 @@ void bind_indexed_dataset(py::module_ &module) {
 
     py::class_<MappedFile, std::shared_ptr<MappedFile>>(module, "MappedFile")
         .def(py::init<const std::string &>(), py::arg("path"))
+        .def("check_read", &MappedFile::check_read)
         .def("check_size", &MappedFile::check_size)
         .def("array", &mapped_array, py::arg("dtype"), py::arg("shape"), py::arg("offset"));
 
@@ -314,7 +332,9 @@ void bind_indexed_dataset(py::module_ &module) {
              py::arg("shuffle_index"), py::arg("seq_length"), py::arg("files") = std::vector<std::shared_ptr<MappedFile>>())
         .def("pieces", [](const ArraySampleReader &self, int64_t sample) {
             std::vector<std::tuple<int64_t, int64_t, int64_t>> out;
-            for (const Piece &piece : self.pieces(sample)) out.emplace_back(piece.sequence, piece.offset, piece.count);
+            self.checked([&] {
+                for (const Piece &piece : self.pieces(sample)) out.emplace_back(piece.sequence, piece.offset, piece.count);
+            });
             return out;
         });
 

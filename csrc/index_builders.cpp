@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "blend_order.h"
+#include "data_error.h"
 
 LegacyShuffler::LegacyShuffler(uint32_t seed) {
     for (uint32_t i = 0; i < kState; ++i) { // Knuth's initialisation
@@ -75,6 +76,7 @@ void fill_sample_index(T *out, int64_t samples, const IndexedDataset &dataset, c
         }
         token = next;
     }
+    dataset.check_read();
     if (row <= samples) fail(dataset.prefix(), ": its documents hold too few tokens for ", samples, " samples");
 }
 

@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "content_hash.h"
+#include "data_error.h"
 
 namespace {
 
@@ -31,8 +32,14 @@ const TokenType &token_type(const std::string &name) {
 IndexedDataset::IndexedDataset(const std::string &prefix) : prefix_(prefix) {
     idx_ = std::make_shared<MappedFile>(prefix + ".idx");
     bin_ = std::make_shared<MappedFile>(prefix + ".bin");
-    check_header();
-    check_arrays();
+    try {
+        check_header();
+        check_arrays();
+    } catch (const DataError &) {
+        idx_->check_read(); // says more: what was found wrong are the zeros in the place of what is gone
+        throw;
+    }
+    idx_->check_read();
 }
 
 void IndexedDataset::check_header() {
@@ -147,12 +154,21 @@ const uint8_t *IndexedDataset::find(int64_t sequence, int64_t offset, int64_t co
     return bin_->data() + start + static_cast<uint64_t>(offset) * unit;
 }
 
+void IndexedDataset::check_read() const {
+    idx_->check_read();
+    bin_->check_read();
+}
+
 int64_t IndexedDataset::tokens_between(int64_t first, int64_t last) const {
     if (first >= last) return 0;
     const int64_t bytes = load<int64_t>(offsets_ + 8 * (last - 1)) - load<int64_t>(offsets_ + 8 * first);
-    return bytes / static_cast<int64_t>(type_->bytes) + length(last - 1);
+    const int64_t tokens = bytes / static_cast<int64_t>(type_->bytes) + length(last - 1);
+    idx_->check_read();
+    return tokens;
 }
 
 uint64_t IndexedDataset::lengths_hash(int64_t first, int64_t last) const {
-    return content_hash(lengths_ + 4 * first, 4 * static_cast<uint64_t>(last - first));
+    const uint64_t hash = content_hash(lengths_ + 4 * first, 4 * static_cast<uint64_t>(last - first));
+    idx_->check_read();
+    return hash;
 }

@@ -53,6 +53,8 @@ class IndexedDataset {
     const std::shared_ptr<MappedFile> &idx() const { return idx_; }
     const std::shared_ptr<MappedFile> &bin() const { return bin_; }
 
+    // Throws when something read of the two files since they were opened was not there.
+    void check_read() const;
     // Sum of the lengths of sequences [first, last).
     int64_t tokens_between(int64_t first, int64_t last) const;
     // 64-bit hash of the lengths of sequences [first, last): what an index of samples depends on.

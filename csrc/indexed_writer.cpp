@@ -5,7 +5,11 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstring>
+#include <fcntl.h>
 #include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 OutputFile::OutputFile(const std::string &path, int64_t keep) : path_(path), buffer_(kCapacity) {
     struct stat status, named;

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "data_error.h"
 #include "indexed_dataset.h"
 
 // A file written from front to back through one buffer.

@@ -1,6 +1,8 @@
 // Cuts training samples out of indexed datasets; see sample_reader.h.
 #include "sample_reader.h"
 
+#include "data_error.h"
+
 namespace {
 
 template <typename T> void widen_from(const uint8_t *source, int64_t count, int64_t *out) {

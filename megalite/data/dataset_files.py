@@ -1,7 +1,7 @@
 """The files of a dataset read from front to back.
 
-They are read, not mapped: when something cuts a file meanwhile this is an error, where touching a mapping of
-it would end the process. Only the check of the .idx when it is opened looks at a mapping.
+They are read, not mapped: no page of a large file stays in memory, and one that something cuts meanwhile is
+an error that says where it ends now.
 """
 
 from __future__ import annotations

@@ -146,5 +146,6 @@ def unigram_entropy(dataset: IndexedDataset) -> float:
         if len(part) > len(counts):
             counts = np.pad(counts, (0, len(part) - len(counts)))
         counts[: len(part)] += part
+    dataset.check_read()
     shares = counts[counts > 0] / len(stream)
     return float(-(shares * np.log(shares)).sum())

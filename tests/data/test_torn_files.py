@@ -1,0 +1,126 @@
+"""Files that are cut while they are mapped: a message, where touching the mapping would end the process."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from megalite.data.indexed_dataset import DatasetWriter
+
+PREPARE = """
+import os, sys, threading
+from pathlib import Path
+import numpy as np
+from megalite import _C
+from megalite.data.errors import DataError
+from megalite.data.gpt_dataset import GPTDataset
+from megalite.data.indexed_dataset import open_dataset
+from megalite.data.sample_plan import plan_samples
+
+prefix = sys.argv[1]
+"""
+
+
+def run(code: str, *args: str) -> subprocess.CompletedProcess[str]:
+    """In a process of its own, which a bus error would end."""
+    return subprocess.run(
+        [sys.executable, "-c", PREPARE + code, *args], capture_output=True, text=True, timeout=60, check=False
+    )
+
+
+@pytest.fixture
+def prefix(tmp_path: Path) -> str:
+    with DatasetWriter(str(tmp_path / "words"), "uint16", sync=False) as writer:
+        writer.add(np.ones(100 * 2000, dtype=np.int64), np.full(2000, 100, dtype=np.int32))
+    return str(tmp_path / "words")
+
+
+CUT = [".bin", ".idx", "shuffle_index.npy", "sample_index.npy", "document_index.npy"]
+
+
+@pytest.mark.parametrize("cut", CUT)
+def test_a_file_that_is_cut_between_two_reads(prefix: str, cut: str) -> None:
+    """At once: sizes that were good are not looked at again for 10 ms."""
+    done = run(
+        """
+cache = Path(prefix).parent / "cache"
+dataset = open_dataset(prefix)
+samples = GPTDataset(dataset, plan_samples(dataset, (0, 2000), 16, 1, None), cache)
+out = np.empty((len(samples), 17), dtype=np.int64)
+paths = [Path(prefix + sys.argv[2])] if sys.argv[2][0] == "." else list(cache.glob(f"*/{sys.argv[2]}"))
+samples.read(np.arange(10), out[:10])
+for path in paths:
+    os.truncate(path, 0)
+try:
+    samples.read(np.arange(len(samples)), out)
+except DataError as error:
+    print(error)
+""",
+        prefix,
+        cut,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert cut in done.stdout
+    assert "cut it while it was in use" in done.stdout
+
+
+def test_an_index_that_is_cut_while_it_is_opened(tmp_path: Path) -> None:
+    with DatasetWriter(str(tmp_path / "many"), "uint16", sync=False) as writer:
+        writer.add(np.ones(1_000_000, dtype=np.int64), np.ones(1_000_000, dtype=np.int32))
+    done = run(
+        """
+whole = Path(prefix + ".idx").read_bytes()
+found = []
+for attempt in range(30):
+    Path(prefix + ".idx").write_bytes(whole)
+    cutting = threading.Timer(attempt * 0.0002, os.truncate, [prefix + ".idx", 4096])
+    cutting.start()
+    try:
+        found.append(open_dataset(prefix).sequences)
+    except DataError as error:
+        found.append(str(error))
+    cutting.join()
+assert len(found) == 30
+""",
+        str(tmp_path / "many"),
+    )
+    assert (done.returncode, done.stderr) == (0, "")  # cuts at 30 moments meet the check of the arrays, too
+
+
+def test_other_memory_is_not_looked_after(prefix: str) -> None:
+    """A bus error of a mapping that is not ours ends the process as it always did."""
+    done = run(
+        """
+dataset = open_dataset(prefix)
+other = Path(prefix + ".other")
+other.write_bytes(bytes(1 << 16))
+view = np.memmap(other, mode="r")
+os.truncate(other, 0)
+print(view[5000])
+""",
+        prefix,
+    )
+    assert (done.returncode, done.stdout) == (-signal.SIGBUS, "")
+
+
+def test_faulthandler_tells_of_other_memory(prefix: str) -> None:
+    done = run(
+        """
+import faulthandler
+faulthandler.enable()
+dataset = open_dataset(prefix)
+other = Path(prefix + ".other")
+other.write_bytes(bytes(1 << 16))
+view = np.memmap(other, mode="r")
+os.truncate(other, 0)
+print(view[5000])
+""",
+        prefix,
+    )
+    assert (done.returncode, done.stdout) == (-signal.SIGBUS, "")
+    assert "Fatal Python error: Bus error" in done.stderr
