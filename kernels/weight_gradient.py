@@ -85,3 +85,20 @@ IMPLEMENTATIONS: dict[str, Accumulate] = {
     "apex": accumulate_with_apex,
     "none": accumulate_unfused,
 }
+
+
+def _allocate_nothing(total: Tensor, left: Tensor, right: Tensor) -> None:
+    """Libraries add the product where they make it."""
+
+
+def _allocate_product(total: Tensor, left: Tensor, right: Tensor) -> None:
+    """As `accumulate_unfused` does where the product is made in one piece."""
+    torch.mm(left, right)
+
+
+# The memory that each implementation takes on a GPU, for plans on tensors that have neither memory nor a GPU.
+ALLOCATIONS_ON_GPU: dict[str, Accumulate] = {
+    "native": _allocate_nothing,
+    "apex": _allocate_nothing,
+    "none": _allocate_product,
+}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -13,7 +13,7 @@ import torch
 from megalite.checkpoint import Block, parameter_blocks
 from megalite.config import Config, stage_layers, zero_stage
 from megalite.data.batch import Batch
-from megalite.kernels.weight_gradient import IMPLEMENTATIONS
+from megalite.kernels.weight_gradient import IMPLEMENTATIONS, Accumulate
 from megalite.model.gpt import GPTStage, StagePlace, build_stages
 from megalite.optim.optimizer import Optimizer, StateBlock, StepStats
 from megalite.optim.state import narrow_dtype
@@ -48,7 +48,15 @@ def valid_tokens(microbatches: Sequence[Batch]) -> torch.Tensor:
 class Trainer:
     """The pipeline stages of this process and all that updates them."""
 
-    def __init__(self, config: Config, topology: Topology):
+    def __init__(
+        self,
+        config: Config,
+        topology: Topology,
+        weight_gradients: Mapping[str, Accumulate] = IMPLEMENTATIONS,
+    ):
+        """`weight_gradients`: how linear layers add theirs, by --gradient-accumulation-fusion-impl; `none`:
+        without fusion.
+        """
         self.config = config
         self.dtype: torch.dtype = getattr(torch, config.precision.params_dtype)
         parallel = config.parallel
@@ -75,7 +83,7 @@ class Trainer:
         self.links = [] if topology.planned else build_links(placement, pipelines, topology.device, timeout)
         parameters = [parameter for stage in self.stages for parameter in stage.parameters()]
         fusion = config.precision.gradient_accumulation_fusion_impl
-        accumulate = IMPLEMENTATIONS[fusion if config.precision.gradient_accumulation_fusion else "none"]
+        accumulate = weight_gradients[fusion if config.precision.gradient_accumulation_fusion else "none"]
         options = BucketOptions(
             bucket_size=parallel.ddp_bucket_size,
             num_buckets=parallel.ddp_num_buckets,

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from megalite.kernels import weight_gradient
-from megalite.kernels.weight_gradient import IMPLEMENTATIONS
+from megalite.kernels.weight_gradient import ALLOCATIONS_ON_GPU, IMPLEMENTATIONS
 
 N, K, TOKENS = 37, 12, 29
 
@@ -88,3 +88,12 @@ def test_apex_is_given_input_gradient_and_total(monkeypatch: pytest.MonkeyPatch)
     wide = torch.zeros(N, K, dtype=torch.float64)  # apex has no kernel for it
     IMPLEMENTATIONS["apex"](wide, left.double(), right.double())
     torch.testing.assert_close(wide, left.double() @ right.double())
+
+
+@pytest.mark.parametrize(("name", "elements"), [("native", 0), ("apex", 0), ("none", N * K)])
+def test_a_plan_for_a_gpu_takes_the_memory_of_each_implementation_there(name: str, elements: int) -> None:
+    assert set(ALLOCATIONS_ON_GPU) == set(IMPLEMENTATIONS)
+    total, (left, right) = torch.zeros(N, K), factors(torch.bfloat16)
+    with Largest(total) as largest:
+        ALLOCATIONS_ON_GPU[name](total, left, right)
+    assert largest.elements == elements

@@ -16,6 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from megalite.config import Config, kv_replicas, replace, stage_layers
 from megalite.data.batch import Batch
+from megalite.kernels.weight_gradient import ALLOCATIONS_ON_GPU, IMPLEMENTATIONS
 from megalite.model.live_bytes import COMMUNICATION, HOST, LiveBytes
 from megalite.model.recompute_budget import within_budget
 from megalite.parallel.topology import planned_topology
@@ -108,11 +109,9 @@ def _measure(config: Config, world_size: int, pipeline_rank: int, host_is_device
     with FakeTensorMode():
         replicas = kv_replicas(config.model, tensor)
         topology = planned_topology(world_size, first, tensor, pipeline, device, replicas)
-        trainer = Trainer(config, topology)
+        trainer = Trainer(config, topology, IMPLEMENTATIONS if host_is_device else ALLOCATIONS_ON_GPU)
         buffers = buffer_bytes(trainer)
         if not host_is_device:
-            fused = config.precision.gradient_accumulation_fusion
-            trainer.buckets.weight_gradients.accumulate = _nothing if fused else _product
             copies = sum(tensor.nbytes for tensor in trainer.optimizer.copied())
             buffers.update(optimizer=copies, offloaded=copies)
         batch = _batch(config, device)
@@ -123,15 +122,6 @@ def _measure(config: Config, world_size: int, pipeline_rank: int, host_is_device
             trainer.buckets.finish()
         message = torch.empty(trainer.hidden_shape, dtype=trainer.dtype).nbytes
     return _Stage(buffers, costs, live.peak, message)
-
-
-def _nothing(total: torch.Tensor, left: torch.Tensor, right: torch.Tensor) -> None:
-    """`accumulate_fused` as it is on a GPU: the product is added where it is made, and takes no memory."""
-
-
-def _product(total: torch.Tensor, left: torch.Tensor, right: torch.Tensor) -> None:
-    """`accumulate_unfused` as it is on a GPU, where the product is made in one piece."""
-    torch.mm(left, right)
 
 
 def _batch(config: Config, device: torch.device) -> Batch:
