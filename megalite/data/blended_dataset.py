@@ -13,7 +13,7 @@ import numpy as np
 from megalite import _C
 from megalite.data.errors import DataError
 from megalite.data.gpt_dataset import GPTDataset, Piece
-from megalite.data.index_cache import ArraySpec, cached_arrays, watched
+from megalite.data.index_cache import ArraySpec, cached_arrays, check_files, watched
 from megalite.data.sample_plan import INDEX_LIMIT_BYTES
 from megalite.data.stretches import DatasetPlace
 
@@ -91,7 +91,7 @@ class BlendedDataset:
             raise DataError(
                 f"samples {samples.min()} to {samples.max()} asked for, but the blend has {len(self)}"
             )
-        self._check_files()
+        check_files(self._files)
         _C.read_samples(
             self._readers,
             self.dataset_index[samples].astype(np.int64),
@@ -117,12 +117,8 @@ class BlendedDataset:
 
     def _counts(self, samples: int) -> np.ndarray:
         """int64 (datasets,): how many of the first `samples` came from each."""
-        self._check_files()
+        check_files(self._files)
         return np.bincount(self.dataset_index[:samples], minlength=len(self.datasets))
-
-    def _check_files(self) -> None:
-        for file in self._files:
-            file.check_size()
 
 
 def cached_blend_index(

@@ -10,7 +10,7 @@ import numpy as np
 from megalite import _C
 from megalite.data.errors import DataError
 from megalite.data.gpt_dataset import GPTDataset, Piece
-from megalite.data.index_cache import watched
+from megalite.data.index_cache import check_files, watched
 from megalite.data.stretches import DatasetPlace, Stretch
 
 
@@ -74,7 +74,7 @@ class ContinuedBlend:
 
     def places(self, samples: int) -> list[DatasetPlace]:
         """How far each dataset is read after the first `samples` of the run."""
-        self._check_files()
+        check_files(self._files)
         drawn = self.dataset_index[: max(0, samples - self.stretch.first_sample)]
         counts = np.bincount(drawn, minlength=len(self.stretch.datasets))
         return [
@@ -90,7 +90,7 @@ class ContinuedBlend:
                 f"samples {samples.min()} to {samples.max()} asked for, but here are those from {first} to "
                 f"{len(self) - 1}"
             )
-        self._check_files()
+        check_files(self._files)
         dataset = self.dataset_index[samples - first].astype(np.int64)
         number = self._offset[dataset] + self.dataset_sample_index[samples - first]
         ends = self._ends[dataset]
@@ -99,7 +99,3 @@ class ContinuedBlend:
             over > 0, np.take_along_axis(ends, np.maximum(over - 1, 0)[:, None], axis=1)[:, 0], 0
         )
         return self._first_round[dataset] + over, number - begins
-
-    def _check_files(self) -> None:
-        for file in self._files:
-            file.check_size()

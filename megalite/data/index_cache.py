@@ -2,9 +2,9 @@
 
 An entry is a folder that is written under a temporary name and renamed when complete, so that a reader never
 sees half of one, whoever else writes. It keeps a hash of each array, so that one that was damaged since is
-built again. A lock file lets one process build while the others of the same disk wait: once per node on
-node-local disks, once in all on a shared one. Where locks do not work each process builds for itself, which
-is only slower.
+built again. A lock file lets one process build, or hold the arrays against their hashes, while the others of
+the same disk wait: once per node on node-local disks, once in all on a shared one. Where locks do not work
+each process does so for itself, which is only slower.
 """
 
 from __future__ import annotations
@@ -29,6 +29,8 @@ from megalite.data.errors import DataError
 FORMAT = 2
 LOCK_PATIENCE_SECONDS = 1800.0
 DESCRIPTION = "description.json"
+CHECKED = "checked"
+CHECK_HOLDS_SECONDS = 600.0  # longer than the processes of a job take to start
 
 
 class ArraySpec(NamedTuple):
@@ -57,15 +59,21 @@ def cached_arrays(
     Built in memory when the folder cannot be written. Raises DataError when they do not fit there either.
     """
     entry = folder / cache_key(description)
-    found = _open(entry, specs)
-    if found is not None:
+    if _is_checked(entry, specs) and (found := _open(entry, specs, check=False)) is not None:
         return found
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with _locked(folder / f"{entry.name}.lock") as alone:
-            return _open(entry, specs) or _write(entry, description, specs, build, alone)
+            checked = _is_checked(entry, specs)
+            found = _open(entry, specs, check=not checked) or _write(entry, description, specs, build, alone)
+            if not checked:
+                _note_checked(entry, specs)
+            return found
     except OSError as error:
         reason = error
+    found = _open(entry, specs, check=True)  # of a folder that can only be read
+    if found is not None:
+        return found
     try:
         arrays = [np.empty(spec.shape, dtype=spec.dtype) for spec in specs]
     except MemoryError:
@@ -83,8 +91,39 @@ def watched(arrays: Iterable[np.ndarray]) -> list[_C.MappedFile]:
     return [array.base for array in arrays if isinstance(array.base, _C.MappedFile)]
 
 
-def _open(entry: Path, specs: list[ArraySpec]) -> list[np.ndarray] | None:
-    """The arrays of a complete entry, or None when it is missing or is not what it should be."""
+def check_files(files: Iterable[_C.MappedFile]) -> None:
+    """Raises DataError for one that was cut since it was mapped."""
+    for file in files:
+        file.check_size()
+
+
+def _is_checked(entry: Path, specs: list[ArraySpec]) -> bool:
+    """Whether some process has just held the arrays against their hashes, and no file was touched since."""
+    try:
+        files, note = _files(entry, specs), entry / CHECKED
+        noted = note.stat()
+        return (
+            abs(time.time() - noted.st_mtime) < CHECK_HOLDS_SECONDS
+            and all(file.st_ctime_ns < noted.st_mtime_ns for file in files)
+            and orjson.loads(note.read_bytes()) == [file.st_ino for file in files]  # or it is a copy's
+        )
+    except (OSError, ValueError):
+        return False
+
+
+def _note_checked(entry: Path, specs: list[ArraySpec]) -> None:
+    with contextlib.suppress(OSError):
+        (entry / CHECKED).write_bytes(orjson.dumps([file.st_ino for file in _files(entry, specs)]))
+
+
+def _files(entry: Path, specs: list[ArraySpec]) -> list[os.stat_result]:
+    return [(entry / name).stat() for name in (DESCRIPTION, *(f"{spec.name}.npy" for spec in specs))]
+
+
+def _open(entry: Path, specs: list[ArraySpec], *, check: bool) -> list[np.ndarray] | None:
+    """The arrays of a complete entry, or None when it is missing or is not what it should be; `check`: hold
+    them against their hashes, which reads them whole.
+    """
     arrays = []
     try:
         hashes = orjson.loads((entry / DESCRIPTION).read_bytes())["hashes"]
@@ -97,7 +136,7 @@ def _open(entry: Path, specs: list[ArraySpec]) -> list[np.ndarray] | None:
             if (dtype, shape) != (spec.dtype, spec.shape):
                 return None
             array = _C.MappedFile(str(path)).array(dtype, shape, offset)
-            if hashes[spec.name] != _C.content_hash(array):
+            if check and hashes[spec.name] != _C.content_hash(array):
                 return None
             arrays.append(array)
     except (OSError, ValueError, KeyError, TypeError):
@@ -113,10 +152,13 @@ def _write(
     alone: bool,
 ) -> list[np.ndarray]:
     """Build the entry and return its arrays; `alone`: no other process is doing so."""
+    node = os.uname().nodename
     if alone:
-        for killed in entry.parent.glob(f"{entry.name}.*.partial"):
-            _remove(killed)
-    temporary = entry.with_name(f"{entry.name}.{os.uname().nodename}.{os.getpid()}.partial")
+        # The lock may be one of this node only: what other nodes write is theirs.
+        for partial in entry.parent.glob(f"{entry.name}.{node}.*.partial"):
+            if not _is_running(partial.name.split(".")[-2]):
+                _remove(partial)
+    temporary = entry.with_name(f"{entry.name}.{node}.{os.getpid()}.partial")
     _remove(temporary)
     temporary.mkdir()
     try:
@@ -137,17 +179,27 @@ def _write(
         (temporary / DESCRIPTION).write_bytes(
             orjson.dumps({**description, "hashes": hashes}, option=orjson.OPT_INDENT_2 | orjson.OPT_SORT_KEYS)
         )
-        written = _open(temporary, specs)
+        written = _open(temporary, specs, check=False)
         if written is None:
             raise OSError(f"{temporary}: just written, but cannot be read back")
         # Without locks another process may have been first: its entry is the same, and in use.
-        if _open(entry, specs) is None:
+        if _open(entry, specs, check=True) is None:
             _remove(entry)
         with contextlib.suppress(OSError):
             temporary.rename(entry)
-        return _open(entry, specs) or written
+        return _open(entry, specs, check=False) or written
     finally:
         _remove(temporary)
+
+
+def _is_running(pid: str) -> bool:
+    try:
+        os.kill(int(pid), 0)
+    except (ProcessLookupError, ValueError):
+        return False
+    except PermissionError:  # of another user
+        pass
+    return True
 
 
 def _remove(path: Path) -> None:

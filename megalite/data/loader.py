@@ -60,7 +60,8 @@ class StepLoader(Iterator[list[Batch]]):
         model; a batch with another id raises DataError. `workers`: processes that read; with 0 a thread of
         this one does. The samples and their order are the same.
 
-        Raises DataError when the dataset ends before `consumed_samples`.
+        Raises DataError when the dataset ends before `consumed_samples`, RuntimeError for `workers` outside
+        the main thread.
         """
         sizes = (
             BatchSchedule((0,), (global_batch_size,))

@@ -127,9 +127,16 @@ def _put(
 
 
 class ProcessReader:
-    """Reads in `workers` processes, forked from this one: they share what is mapped and have no device."""
+    """Reads in `workers` processes, forked from this one: they share what is mapped and have no device.
+
+    To be used in the main thread, the only one to which the death of a process is told. A handler of SIGCHLD
+    that a C library had set is lost: torch takes its place, and Python cannot put it back.
+    """
 
     def __init__(self, dataset: Dataset, steps: Steps, vocab_size: int | None, workers: int) -> None:
+        """Raises RuntimeError outside the main thread."""
+        if threading.current_thread() is not threading.main_thread():
+            raise RuntimeError("processes that read data are made and asked in the main thread only")
         loader = DataLoader(
             _StepDataset(dataset, steps, vocab_size),
             batch_size=None,
@@ -146,10 +153,9 @@ class ProcessReader:
             self._items: Iterator[HostBatches | DataError] | None = iter(loader)
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-        if threading.current_thread() is threading.main_thread():
-            # torch would raise the death of a worker wherever this thread is just then; here it is told when
-            # the next step is asked for.
-            signal.signal(signal.SIGCHLD, on_child)
+        # torch would raise the death of a worker wherever this thread is just then; here it is told when the
+        # next step is asked for.
+        signal.signal(signal.SIGCHLD, on_child or signal.SIG_DFL)
         self._workers = [each for each in multiprocessing.active_children() if each not in others]
         # Also when nobody closes this: at its exit Python waits for processes that SIGTERM does not end.
         self._kill = multiprocessing.util.Finalize(self, _kill, (self._workers,), exitpriority=0)
@@ -172,15 +178,12 @@ class ProcessReader:
         """Inside, the death of a worker raises RuntimeError: where it was about to hand over, half a message
         may be there, and the rest would be waited for for ever.
         """
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
         before = signal.signal(signal.SIGCHLD, lambda *_: self._check_workers())
         try:
             self._check_workers()
             yield
         finally:
-            signal.signal(signal.SIGCHLD, before)
+            signal.signal(signal.SIGCHLD, before or signal.SIG_DFL)
 
     def _check_workers(self) -> None:
         if self._codes():

@@ -5,12 +5,15 @@ from __future__ import annotations
 import itertools
 import multiprocessing
 import os
+import shutil
+import subprocess
 import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from megalite import _C
 from megalite.data import index_cache
 from megalite.data.errors import DataError
 from megalite.data.gpt_dataset import GPTDataset
@@ -107,9 +110,83 @@ def test_an_index_in_use_holds_no_descriptor(tmp_path: Path) -> None:
 def test_what_killed_builders_left_is_removed(tmp_path: Path) -> None:
     cached_arrays(tmp_path, {"a": 1}, SPECS, lambda arrays: arrays[0].fill(1))
     (entry,) = entries(tmp_path)
-    entry.rename(tmp_path / f"{entry.name}.elsewhere.1.partial")
+    child = subprocess.Popen(["true"])
+    child.wait()
+    entry.rename(tmp_path / f"{entry.name}.{os.uname().nodename}.{child.pid}.partial")
     cached_arrays(tmp_path, {"a": 1}, SPECS, lambda arrays: arrays[0].fill(1))
     assert entries(tmp_path) == [entry]
+
+
+def test_what_others_are_building_is_left_alone(tmp_path: Path) -> None:
+    """Where locks are those of one node, other nodes build at the same time."""
+    cached_arrays(tmp_path, {"a": 1}, SPECS, lambda arrays: arrays[0].fill(1))
+    (entry,) = entries(tmp_path)
+    node = os.uname().nodename
+    others = [tmp_path / f"{entry.name}.{of}.partial" for of in (f"{node}.1", f"{node}-2.{1 << 30}")]
+    for partial in others:
+        partial.mkdir()
+    entry.rename(tmp_path / "away")
+    cached_arrays(tmp_path, {"a": 1}, SPECS, lambda arrays: arrays[0].fill(1))
+    assert all(partial.is_dir() for partial in others)
+    assert entry.is_dir()
+
+
+@pytest.fixture
+def hashed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The sizes of the arrays that were hashed, in bytes."""
+    sizes: list[int] = []
+    compute = _C.content_hash
+
+    def content_hash(array: np.ndarray) -> int:
+        sizes.append(array.nbytes)
+        return compute(array)
+
+    monkeypatch.setattr(_C, "content_hash", content_hash)
+    return sizes
+
+
+def test_an_array_is_read_whole_once_when_it_is_built_and_once_a_start(
+    tmp_path: Path, hashed: list[int]
+) -> None:
+    def build(arrays: list[np.ndarray]) -> None:
+        arrays[0].fill(1)
+        time.sleep(0.02)  # the clock of a file system ticks every few milliseconds
+
+    cached_arrays(tmp_path, {"a": 1}, SPECS, build)
+    assert hashed == [40, 0]
+    time.sleep(0.02)
+    (entry,) = entries(tmp_path)
+    (entry / "checked").unlink(), hashed.clear()  # a later start
+    for _ in range(3):  # its processes
+        numbers, _ = cached_arrays(tmp_path, {"a": 1}, SPECS, build)
+        assert numbers.tolist() == [1] * 5
+    assert hashed == [40, 0]
+
+
+@pytest.mark.parametrize("when", ["long ago", "of what was copied", "in a folder that can only be read"])
+def test_an_array_is_not_taken_at_another_ones_word(
+    tmp_path: Path, hashed: list[int], monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    cached_arrays(tmp_path, {"a": 1}, SPECS, lambda arrays: arrays[0].fill(1))
+    (entry,) = entries(tmp_path)
+    hashed.clear()
+    if when == "long ago":
+        time_of_check = time.time() - 601
+        os.utime(entry / "checked", (time_of_check, time_of_check))
+    elif when == "of what was copied":
+        entry.rename(tmp_path / "first")
+        shutil.copytree(tmp_path / "first", entry)
+        os.utime(entry / "checked", (time.time() + 60, time.time() + 60))
+    else:
+        (entry / "checked").unlink()
+
+        def read_only(*_: object) -> None:
+            raise OSError(30, "Read-only file system")
+
+        monkeypatch.setattr(index_cache, "_locked", read_only)
+    numbers, _ = cached_arrays(tmp_path, {"a": 1}, SPECS, lambda _: pytest.fail("built again"))
+    assert watched([numbers])
+    assert hashed == [40, 0]
 
 
 @pytest.mark.parametrize("what", ["a loop", "a file"])

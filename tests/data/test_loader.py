@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import fields, replace
 from pathlib import Path
 
@@ -408,6 +409,27 @@ def test_a_worker_that_is_ended_while_it_makes_shared_memory_leaves_none() -> No
         left = SHARED_MEMORY / f"torch_{child.pid}_12345_6"
         left.touch()
     assert not left.exists()
+
+
+def test_worker_processes_beside_a_handler_that_a_c_library_has_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python says None for it, and does not take None back."""
+    install = signal.signal
+
+    def install_over_none(number: signal.Signals, handler: signal.Handlers) -> None:
+        install(number, handler)
+
+    monkeypatch.setattr(signal, "getsignal", lambda _: None)
+    monkeypatch.setattr(signal, "signal", install_over_none)
+    with StepLoader(mock(3), 1, 1, 0, 1, 0, CPU, workers=1) as loader:
+        assert len(list(loader)) == 3
+    monkeypatch.undo()
+    assert signal.getsignal(signal.SIGCHLD) == signal.SIG_DFL  # none that would raise wherever the run is
+
+
+def test_worker_processes_of_another_thread_are_refused() -> None:
+    """There the death of one that hands over would be waited for for ever."""
+    with ThreadPoolExecutor(1) as pool, pytest.raises(RuntimeError, match="in the main thread"):
+        pool.submit(StepLoader, mock(3), 1, 1, 0, 1, 0, CPU, workers=1).result()
 
 
 def test_worker_processes_end_with_the_loader_and_leave_signals_to_the_run() -> None:
