@@ -156,7 +156,8 @@ def test_an_array_is_read_whole_once_when_it_is_built_and_once_a_start(
     assert hashed == [40, 0]
     time.sleep(0.02)
     (entry,) = entries(tmp_path)
-    (entry / "checked").unlink(), hashed.clear()  # a later start
+    (entry / "checked").unlink()  # a later start
+    hashed.clear()
     for _ in range(3):  # its processes
         numbers, _ = cached_arrays(tmp_path, {"a": 1}, SPECS, build)
         assert numbers.tolist() == [1] * 5
@@ -169,14 +170,14 @@ def test_an_array_is_not_taken_at_another_ones_word(
 ) -> None:
     cached_arrays(tmp_path, {"a": 1}, SPECS, lambda arrays: arrays[0].fill(1))
     (entry,) = entries(tmp_path)
+    soon = time.time() + 60  # later than the arrays, whatever the clock of the file system
+    os.utime(entry / "checked", (soon, soon))
     hashed.clear()
     if when == "long ago":
-        time_of_check = time.time() - 601
-        os.utime(entry / "checked", (time_of_check, time_of_check))
+        monkeypatch.setattr(time, "time", lambda: soon + 601)
     elif when == "of what was copied":
         entry.rename(tmp_path / "first")
         shutil.copytree(tmp_path / "first", entry)
-        os.utime(entry / "checked", (time.time() + 60, time.time() + 60))
     else:
         (entry / "checked").unlink()
 
