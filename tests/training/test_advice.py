@@ -65,6 +65,8 @@ def test_every_lever_is_offered_and_gives_what_it_says_when_its_flags_are_typed(
         assert advice.saved == before.total - account.total > 0, flags
     *_, together = found.values()
     assert together.needed == min(advice.needed for advice in found.values())
+    # What --sequence-parallel costs is told no more where --tensor-model-parallel-size 4 brings it along.
+    assert together.cost.count("no more traffic") == 1
 
 
 def test_where_the_host_is_the_device_nothing_is_sent_there() -> None:
