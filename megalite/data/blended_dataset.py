@@ -13,7 +13,7 @@ import numpy as np
 from megalite import _C
 from megalite.data.errors import DataError
 from megalite.data.gpt_dataset import GPTDataset, Piece
-from megalite.data.index_cache import ArraySpec, cached_arrays, check_files, watched
+from megalite.data.index_cache import ArraySpec, cached_arrays, intact, watched
 from megalite.data.sample_plan import INDEX_LIMIT_BYTES
 from megalite.data.stretches import DatasetPlace
 
@@ -73,14 +73,13 @@ class BlendedDataset:
         self.seq_length = datasets[0].seq_length
         self.dataset_index = dataset_index
         self.dataset_sample_index = dataset_sample_index
-        counts = np.bincount(dataset_index, minlength=len(self.datasets))
-        for dataset, count in zip(self.datasets, counts, strict=True):
+        self._files = watched((dataset_index, dataset_sample_index))
+        for dataset, count in zip(self.datasets, self._counts(len(self)), strict=True):
             if count > len(dataset):
                 raise DataError(
                     f"{dataset.prefix}: the blend asks for {count} samples, but it has {len(dataset)}"
                 )
         self._readers = [dataset.reader for dataset in self.datasets]
-        self._files = watched((dataset_index, dataset_sample_index))
 
     def __len__(self) -> int:
         return len(self.dataset_index)
@@ -91,13 +90,10 @@ class BlendedDataset:
             raise DataError(
                 f"samples {samples.min()} to {samples.max()} asked for, but the blend has {len(self)}"
             )
-        check_files(self._files)
-        _C.read_samples(
-            self._readers,
-            self.dataset_index[samples].astype(np.int64),
-            self.dataset_sample_index[samples],
-            out,
-        )
+        with intact(self._files):
+            datasets = self.dataset_index[samples].astype(np.int64)
+            numbers = self.dataset_sample_index[samples]
+        _C.read_samples(self._readers, datasets, numbers, out)
 
     def pieces(self, sample: int) -> list[Piece]:
         """Where the tokens of `sample` come from."""
@@ -117,8 +113,8 @@ class BlendedDataset:
 
     def _counts(self, samples: int) -> np.ndarray:
         """int64 (datasets,): how many of the first `samples` came from each."""
-        check_files(self._files)
-        return np.bincount(self.dataset_index[:samples], minlength=len(self.datasets))
+        with intact(self._files):
+            return np.bincount(self.dataset_index[:samples], minlength=len(self.datasets))
 
 
 def cached_blend_index(

@@ -10,7 +10,7 @@ import numpy as np
 from megalite import _C
 from megalite.data.errors import DataError
 from megalite.data.gpt_dataset import GPTDataset, Piece
-from megalite.data.index_cache import check_files, watched
+from megalite.data.index_cache import intact, watched
 from megalite.data.stretches import DatasetPlace, Stretch
 
 
@@ -74,9 +74,9 @@ class ContinuedBlend:
 
     def places(self, samples: int) -> list[DatasetPlace]:
         """How far each dataset is read after the first `samples` of the run."""
-        check_files(self._files)
-        drawn = self.dataset_index[: max(0, samples - self.stretch.first_sample)]
-        counts = np.bincount(drawn, minlength=len(self.stretch.datasets))
+        with intact(self._files):
+            drawn = self.dataset_index[: max(0, samples - self.stretch.first_sample)]
+            counts = np.bincount(drawn, minlength=len(self.stretch.datasets))
         return [
             replace(place, place=place.place + int(count))
             for place, count in zip(self.stretch.datasets, counts, strict=True)
@@ -90,9 +90,9 @@ class ContinuedBlend:
                 f"samples {samples.min()} to {samples.max()} asked for, but here are those from {first} to "
                 f"{len(self) - 1}"
             )
-        check_files(self._files)
-        dataset = self.dataset_index[samples - first].astype(np.int64)
-        number = self._offset[dataset] + self.dataset_sample_index[samples - first]
+        with intact(self._files):
+            dataset = self.dataset_index[samples - first].astype(np.int64)
+            number = self._offset[dataset] + self.dataset_sample_index[samples - first]
         ends = self._ends[dataset]
         over = (number[:, None] >= ends).sum(axis=1)
         begins = np.where(

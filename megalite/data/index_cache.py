@@ -16,7 +16,7 @@ import math
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -91,10 +91,16 @@ def watched(arrays: Iterable[np.ndarray]) -> list[_C.MappedFile]:
     return [array.base for array in arrays if isinstance(array.base, _C.MappedFile)]
 
 
-def check_files(files: Iterable[_C.MappedFile]) -> None:
-    """Raises DataError for one that was cut since it was mapped."""
+@contextlib.contextmanager
+def intact(files: Sequence[_C.MappedFile]) -> Iterator[None]:
+    """Around a look at arrays that `files` are mapped to: raises DataError for one that was cut before it or
+    meanwhile.
+    """
     for file in files:
         file.check_size()
+    yield
+    for file in files:
+        file.check_read()
 
 
 def _is_checked(entry: Path, specs: list[ArraySpec]) -> bool:

@@ -17,6 +17,7 @@ import os, sys, threading
 from pathlib import Path
 import numpy as np
 from megalite import _C
+from megalite.data.blended_dataset import BlendedDataset, cached_blend_index
 from megalite.data.errors import DataError
 from megalite.data.gpt_dataset import GPTDataset
 from megalite.data.indexed_dataset import open_dataset
@@ -58,6 +59,31 @@ for path in paths:
     os.truncate(path, 0)
 try:
     samples.read(np.arange(len(samples)), out)
+except DataError as error:
+    print(error)
+""",
+        prefix,
+        cut,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert cut in done.stdout
+    assert "cut it while it was in use" in done.stdout
+
+
+@pytest.mark.parametrize("cut", ["dataset_index.npy", "dataset_sample_index.npy"])
+def test_a_blend_that_is_cut_between_two_reads(prefix: str, cut: str) -> None:
+    done = run(
+        """
+cache = Path(prefix).parent / "cache"
+dataset = open_dataset(prefix)
+datasets = [GPTDataset(dataset, plan_samples(dataset, (0, 2000), 16, seed, None), None) for seed in (1, 2)]
+samples = BlendedDataset(datasets, *cached_blend_index(cache, [0.5, 0.5], 20_000))
+out = np.empty((20_000, 17), dtype=np.int64)
+(path,) = cache.glob(f"*/{sys.argv[2]}")
+samples.read(np.arange(10), out[:10])
+os.truncate(path, 0)
+try:
+    samples.read(np.arange(20_000), out)
 except DataError as error:
     print(error)
 """,
