@@ -6,6 +6,7 @@ import json
 import os
 import sys
 import time
+from contextlib import suppress
 from typing import NoReturn
 
 
@@ -22,12 +23,13 @@ def last_words(text: str) -> None:
 def leave(text: str, rank: int, code: int) -> NoReturn:
     """Exit with `code` on every rank for a reason that all of them know; the first rank tells it.
 
-    All of them hand it to torchrun: each node has its own, which reports on the first of its ranks to leave.
+    The first rank of another node hands it to its torchrun, which knows nothing of this node's.
     """
     if rank == 0:
         last_words(text)
     else:
-        _tell_torchrun(text)
+        if os.environ.get("LOCAL_RANK") == "0":
+            _tell_torchrun(text)
         time.sleep(5)  # torchrun ends all ranks with the first that leaves: rank 0 must have spoken
     sys.exit(code)
 
@@ -40,5 +42,6 @@ def _tell_torchrun(text: str) -> None:
         try:
             with open(path, "w", encoding="utf-8") as file:
                 json.dump({"message": {"message": text, "extraInfo": about}}, file)
-        except OSError:
-            return  # it is printed anyway
+        except OSError:  # it is printed anyway; half a file torchrun could not read
+            with suppress(OSError):
+                os.unlink(path)

@@ -10,6 +10,7 @@ each process does so for itself, which is only slower.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import hashlib
 import math
@@ -217,10 +218,13 @@ def _remove(path: Path) -> None:
 
 def _reserve(path: Path) -> None:
     """Take the file's blocks now: on a full disk this is an OSError, where a write into the mapping would
-    be a SIGBUS.
+    be a SIGBUS. Where the disk has too few, none is taken: others would find it full for that while.
     """
     with path.open("r+b") as file:
-        os.posix_fallocate(file.fileno(), 0, os.fstat(file.fileno()).st_size)
+        size, disk = os.fstat(file.fileno()).st_size, os.fstatvfs(file.fileno())
+        if size > disk.f_bavail * disk.f_frsize:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+        os.posix_fallocate(file.fileno(), 0, size)
 
 
 @contextlib.contextmanager

@@ -201,6 +201,13 @@ def test_something_else_in_the_place_of_an_entry_is_replaced(tmp_path: Path, wha
     assert (entry / "numbers.npy").exists()
 
 
+def test_a_disk_that_is_too_small_is_not_filled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "posix_fallocate", lambda *_: pytest.fail("takes what there is"))
+    specs = [ArraySpec("numbers", np.dtype(np.int64), (1 << 40,))]  # 8.8 TB; a sparse file may be so long
+    with pytest.raises(DataError, match="No space left on device"):
+        cached_arrays(tmp_path, {"a": 1}, specs, lambda _: None)
+
+
 def test_an_index_that_fits_nowhere_is_a_message(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"an index of 9007199\.3 GB cannot be kept there .*, nor in memory"):
         cached_arrays(tmp_path, {"a": 1}, [ArraySpec("a", np.dtype(np.int64), (1 << 50,))], lambda _: None)

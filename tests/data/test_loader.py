@@ -352,6 +352,12 @@ def test_what_ends_a_worker_process_ends_the_loader_with_its_cause(
             next(loader)
 
 
+def readers() -> list[multiprocessing.context.ForkProcess]:
+    """The loader's processes, not those of the tests' pool."""
+    children = multiprocessing.active_children()
+    return [child for child in children if isinstance(child, multiprocessing.context.ForkProcess)]
+
+
 class Roomless(Obstacle):
     def meet(self) -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))  # shared memory is files
@@ -361,7 +367,7 @@ def test_a_worker_without_shared_memory_ends_the_loader_with_its_cause() -> None
     """What the worker cannot hand over would be waited for for ever."""
     dataset = Dataset(Roomless(9, 6, 0, 40), DocumentRules(0, eod_mask_loss=True))
     with StepLoader(dataset, 1, 1, 0, 1, 0, CPU, workers=1) as loader:
-        children = multiprocessing.active_children()
+        children = readers()
         timer = threading.Timer(60, children[0].kill)
         timer.start()
         try:
@@ -389,7 +395,7 @@ def test_a_worker_that_dies_while_it_hands_over_is_not_waited_for() -> None:
     dataset = Dataset(MockDataset(9, 1, 0, 80_000), DocumentRules(0, reset_attention_mask=True))
     with StepLoader(dataset, 1, 40_000, 0, 1, 0, CPU, workers=1) as loader:
         time.sleep(1)  # by then it writes a message that the pipe has no room for
-        (child,) = multiprocessing.active_children()
+        (child,) = readers()
         child.kill()
         child.join()
         alarm = signal.signal(signal.SIGALRM, signal.default_int_handler)
@@ -405,7 +411,7 @@ def test_a_worker_that_dies_while_it_hands_over_is_not_waited_for() -> None:
 def test_a_worker_that_is_ended_while_it_makes_shared_memory_leaves_none() -> None:
     with StepLoader(mock(1000), 1, 1, 0, 1, 0, CPU, workers=1) as loader:
         next(loader)
-        (child,) = multiprocessing.active_children()
+        (child,) = readers()
         left = SHARED_MEMORY / f"torch_{child.pid}_12345_6"
         left.touch()
     assert not left.exists()
@@ -435,7 +441,7 @@ def test_worker_processes_of_another_thread_are_refused() -> None:
 def test_worker_processes_end_with_the_loader_and_leave_signals_to_the_run() -> None:
     with StepLoader(mock(1000), 1, 1, 0, 1, 0, CPU, workers=2) as loader:
         next(loader)
-        children = multiprocessing.active_children()
+        children = readers()
         assert len(children) == 2
         for child in children:
             assert child.pid is not None
