@@ -17,6 +17,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from megalite.data.interruption import end_on_interrupt
+
 SAMPLE = Path(__file__).resolve().parent.parent / "examples" / "data" / "sample.jsonl"
 
 
@@ -41,11 +43,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     from megalite.data.sample_corpus import prepare_sample
 
     try:
-        if args.entropy:
+        if args.entropy is not None:
             print(f"{unigram_entropy(open_dataset(args.entropy)):.4f}")
             return 0
         made = prepare_sample(args.input, args.output, args.vocab_size)
-    except DataError as error:
+    except (DataError, OSError) as error:
         print(f"prepare_sample: error: {error}", file=sys.stderr)
         return 1
     print(f"{args.output}: {', '.join(made)} made" if made else f"{args.output}: complete, nothing to do")
@@ -53,4 +55,5 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    end_on_interrupt("prepare_sample: interrupted; the same command continues")
     sys.exit(main())

@@ -39,9 +39,19 @@ def parse_blend(items: Sequence[str]) -> Blend:
     return Blend(tuple(items[1::2]), tuple(weights))
 
 
+DATA_ARGS_BYTES = 64 << 20  # a hundred thousand datasets and more
+
+
 def read_data_args(path: str) -> tuple[str, ...]:
-    """The items of a `--data-args-path` file: what would follow `--data-path`, over any number of lines."""
-    return tuple(Path(path).read_text(encoding="utf-8").split())
+    """The items of a `--data-args-path` file: what would follow `--data-path`, over any number of lines.
+
+    Raises OSError, and ValueError for a file that is no such list.
+    """
+    with Path(path).open("rb") as file:
+        content = file.read(DATA_ARGS_BYTES + 1)
+    if len(content) > DATA_ARGS_BYTES:
+        raise ValueError(f"more than {DATA_ARGS_BYTES >> 20} MiB: expected weights and prefixes of datasets")
+    return tuple(content.decode("utf-8").split())
 
 
 def parse_split(text: str) -> tuple[float, float, float]:

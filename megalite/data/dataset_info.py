@@ -50,7 +50,9 @@ class DatasetInfo:
     partition: tuple[int, int] | None = None
     """(index, partitions) when this is one share of several, to be merged."""
     corpus: str | None = None
-    """Hash of the names and sizes of all inputs, of which this is a share."""
+    """Hash of the names, sizes and formats of all inputs, of which this is a share."""
+    options: str | None = None
+    """What beside the tokenizer's vocabulary decided how text became ids."""
 
     @staticmethod
     def of(
@@ -79,6 +81,7 @@ class DatasetInfo:
             sources=tuple(printable(part.path) for part in inputs),
             partition=partition,
             corpus=corpus,
+            options=tokenizer.options,
         )
 
 

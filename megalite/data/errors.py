@@ -11,7 +11,18 @@ from collections.abc import Iterator
 
 from megalite._C import DataError, WriteError
 
-__all__ = ["DataError", "WriteError", "writing"]
+__all__ = ["DataError", "WriteError", "check_prefix", "writing"]
+
+
+def check_prefix(prefix: str) -> None:
+    """Raises DataError for a path that is no UTF-8: the C++ side takes no other."""
+    try:
+        prefix.encode()
+    except UnicodeEncodeError:
+        shown = os.fsencode(prefix).decode("utf-8", errors="backslashreplace")
+        raise DataError(
+            f"{shown}: a dataset's path must be UTF-8 (LC_ALL=C.UTF-8 where the system's locale is not)"
+        ) from None
 
 
 @contextlib.contextmanager

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from megalite._C import IndexedDataset, IndexedWriter
-from megalite.data.errors import DataError
+from megalite.data.errors import DataError, check_prefix
 
 # Megatron writes uint16 only below this vocabulary size, though ids up to 65,535 fit.
 MEGATRON_UINT16_VOCABULARY = 65500
@@ -24,6 +24,7 @@ def open_dataset(prefix: str) -> IndexedDataset:
 
     Raises DataError naming the file, what was expected and what was found.
     """
+    check_prefix(prefix)
     if prefix.endswith((".bin", ".idx")) and not Path(prefix + ".idx").exists():
         raise DataError(
             f"{prefix}: a dataset is named without its extension; give {prefix[:-4]} for {prefix[:-4]}.bin "
@@ -61,6 +62,7 @@ class DatasetWriter:
 
     def __init__(self, prefix: str, dtype: str, resume: WriterState | None = None, sync: bool = True) -> None:
         """`resume`: how much of an earlier run to keep; `sync`: reach the disk before publishing."""
+        check_prefix(prefix)
         Path(prefix).parent.mkdir(parents=True, exist_ok=True)
         self.prefix = prefix
         self.sync = sync

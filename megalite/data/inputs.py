@@ -87,10 +87,15 @@ def check_apart(patterns: Sequence[str], output_prefix: str) -> None:
 
 
 def corpus_hash(parts: Sequence[Part]) -> str:
-    """Of what decides the shares of `take_partition`: names, without folders, and sizes of all files."""
+    """Of what decides the shares of `take_partition`: sizes and formats of all files, and their names from
+    the deepest folder on that holds them all, which may lie anywhere.
+    """
     digest = hashlib.blake2b(digest_size=16)
-    for part in parts:
-        digest.update(os.fsencode(f"{os.path.basename(part.path)}\0{os.path.getsize(part.path)}\0"))
+    paths = [os.path.abspath(part.path) for part in parts]
+    root = os.path.commonpath([os.path.dirname(path) for path in paths]) if paths else ""
+    for path, part in zip(paths, parts, strict=True):
+        name, size = os.path.relpath(path, root), os.path.getsize(path)
+        digest.update(os.fsencode(f"{name}\0{size}\0{part.format}\0"))
     return digest.hexdigest()
 
 

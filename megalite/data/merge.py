@@ -7,6 +7,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from itertools import islice
 
 from megalite.data.dataset_files import DatasetFiles
 from megalite.data.dataset_info import DatasetInfo, publish_with_info, read_info
@@ -106,11 +107,10 @@ def _check_partitions(infos: Mapping[str, DatasetInfo]) -> None:
         return
     partitions = next(iter(shares.values()))[1]
     found = list(shares.values())
-    if found != [(index, partitions) for index in range(partitions)]:
-        missing = sorted({*range(partitions)} - {index for index, _ in found})
-        text = (
-            f"missing: {', '.join(map(str, missing[:20]))}" if missing else "in another order, or some twice"
-        )
+    if len(found) != partitions or found != [(index, partitions) for index in range(partitions)]:
+        there = {index for index, _ in found}
+        missing = list(islice((index for index in range(partitions) if index not in there), 20))
+        text = f"missing: {', '.join(map(str, missing))}" if missing else "in another order, or some twice"
         raise DataError(
             f"{next(iter(shares))}: one of {partitions} partitions of a corpus, which must all be given in "
             f"order; {text}"
@@ -119,6 +119,13 @@ def _check_partitions(infos: Mapping[str, DatasetInfo]) -> None:
     for prefix in shares:
         if infos[prefix].corpus != infos[first].corpus:
             raise DataError(
-                f"{prefix}: its inputs had other names, sizes or another order than those of {first}; shares "
-                "of two corpora do not make one: do one of them again"
+                f"{prefix}: its inputs had other names, sizes, formats or another order than those of "
+                f"{first}; shares of two corpora do not make one: do one of them again"
             )
+        for field, what in (("key", "key"), ("options", "tokenizer options")):
+            one, other = getattr(infos[prefix], field), getattr(infos[first], field)
+            if one != other:
+                raise DataError(
+                    f"{prefix}: its {what} is {one!r}, but that of {first} is {other!r}; shares of two runs "
+                    "do not make one: do one of them again"
+                )

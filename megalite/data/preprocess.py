@@ -306,12 +306,13 @@ def _leave_out(batch: _Batch, tokenizer: Tokenizer, skip_errors: bool) -> bool:
     starts = [np.cumsum([0, *counts]).tolist() for counts in batch.counts]
     good = []
     for i, number in enumerate(batch.numbers):
-        try:
-            with library_errors("cannot be encoded"):
-                for texts, start in zip(batch.texts, starts, strict=True):
-                    tokenizer.encode_flat(texts[start[i] : start[i + 1]])
+        error = _error_of(
+            [texts[start[i] : start[i + 1]] for texts, start in zip(batch.texts, starts, strict=True)],
+            tokenizer,
+        )
+        if error is None:
             good.append(i)
-        except DataError as error:
+        else:
             batch.refuse(number, error, skip_errors)
     if len(good) == len(batch.numbers):
         return False
@@ -322,6 +323,26 @@ def _leave_out(batch: _Batch, tokenizer: Tokenizer, skip_errors: bool) -> bool:
     ]
     batch.counts = [[counts[i] for i in good] for counts in batch.counts]
     return True
+
+
+def _error_of(document: list[list[str]], tokenizer: Tokenizer) -> DataError | None:
+    """Why the texts of `document`, by key, cannot be encoded; None when they can.
+
+    The second of two errors counts, and only if the library encodes an empty text behind each. Raises
+    DataError if it does not: then it lacks threads or memory, and the text is not at fault.
+    """
+    found = None
+    for _ in range(2):
+        try:
+            with library_errors("cannot be encoded"):
+                for texts in document:
+                    tokenizer.encode_flat(texts)
+            return None
+        except DataError as error:
+            found = error
+        with library_errors("the tokenizer's library does not encode even an empty text now"):
+            tokenizer.encode_flat([""])
+    return found
 
 
 def encode_documents(

@@ -14,6 +14,7 @@ from megalite.data.records import read_records
 EOD_TOKEN = "<|endoftext|>"
 CORPUS = "corpus.jsonl"
 TOKENIZER = "tokenizer.json"
+LARGEST_VOCABULARY = 10_000_000  # the library takes memory for it before it trains
 
 
 def prepare_sample(source: Path, folder: Path, vocab_size: int) -> list[str]:
@@ -44,10 +45,10 @@ def train_tokenizer(corpus: Path, path: Path, vocab_size: int) -> None:
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
     smallest = len(pre_tokenizers.ByteLevel.alphabet()) + 1
-    if vocab_size < smallest:
+    if not smallest <= vocab_size <= LARGEST_VOCABULARY:
         raise DataError(
             f"--vocab-size {vocab_size}: expected at least {smallest}, one id for each byte and the end of "
-            f"document"
+            f"document, and at most {LARGEST_VOCABULARY}"
         )
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)

@@ -7,6 +7,8 @@ import gzip
 import json
 import os
 import re
+import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import cast
@@ -16,11 +18,15 @@ import pytest
 from tokenizers import Encoding, Tokenizer
 from tokenizers.models import WordLevel
 
+from megalite.config.blend import read_data_args
 from megalite.data import engine_check, records
 from megalite.data.dataset_info import read_info
 from megalite.data.documents import parse_document
 from megalite.data.errors import DataError
+from megalite.data.indexed_dataset import DatasetWriter, open_dataset
 from megalite.data.inputs import Part, check_apart, find_inputs
+from megalite.data.inspect_samples import dump
+from megalite.data.merge import merge
 from megalite.data.preprocess import PreprocessPlan, preprocess
 from megalite.data.records import read_records
 from megalite.data.tokenizer import base, huggingface
@@ -260,3 +266,48 @@ def test_workers_without_measure(tmp_path: Path, capsys: pytest.CaptureFixture[s
     flags = ["--input", "x", "--output-prefix", str(tmp_path / "out"), "--workers", str(workers)]
     assert main(flags) == 1
     assert f"--workers {workers}: expected 1 to 1024" in capsys.readouterr().err
+
+
+def test_a_share_of_very_many_is_refused_at_once(tmp_path: Path) -> None:
+    (tmp_path / "in.jsonl").write_text('{"text": "a"}\n')
+    work = PreprocessPlan(
+        find_inputs([str(tmp_path / "in.jsonl")]), str(tmp_path / "out"), partition=(3, 10**12), corpus="c"
+    )
+    preprocess(work, ByteLevelTokenizer())
+    with pytest.raises(DataError, match=r"one of 1000000000000 partitions .*; missing: 0, 1, 2, 4, 5"):
+        merge([work.prefix("text")], str(tmp_path / "whole"))
+
+
+def test_a_list_of_datasets_without_end() -> None:
+    with pytest.raises(ValueError, match="more than 64 MiB: expected weights and prefixes"):
+        read_data_args("/dev/zero")
+
+
+def test_what_is_no_file_is_not_replaced(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(DataError, match="pipe: is no file that could be replaced"):
+        dump(tmp_path / "pipe", {})
+    assert (tmp_path / "pipe").is_fifo()
+
+
+def test_a_path_that_is_no_utf8(tmp_path: Path) -> None:
+    prefix = os.fsdecode(os.fsencode(tmp_path) + b"/by\xffte")
+    for use in (open_dataset, lambda path: DatasetWriter(path, "uint16")):
+        with pytest.raises(DataError, match=r"by\\xffte: a dataset's path must be UTF-8"):
+            use(prefix)
+
+
+def test_prepare_sample_says_what_it_cannot_do(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    tool = Path(__file__).parents[2] / "tools" / "prepare_sample.py"
+    for flags, message in (
+        (["--output", str(tmp_path / "file")], "File exists"),
+        (["--output", str(tmp_path / "file" / "below")], "Not a directory"),
+        (["--output", str(tmp_path / "sample"), "--vocab-size", "1000000000000"], "at most 10000000"),
+        (["--entropy", ""], "does not exist"),
+    ):
+        done = subprocess.run(
+            [sys.executable, str(tool), *flags], capture_output=True, text=True, check=False, timeout=60
+        )
+        assert (done.returncode, len(done.stderr.splitlines())) == (1, 1)
+        assert message in done.stderr

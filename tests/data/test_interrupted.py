@@ -142,6 +142,39 @@ def test_a_shortage_of_memory_leaves_no_document_out(tmp_path: Path, first: type
     assert not published(tmp_path)
 
 
+@pytest.mark.parametrize("failures", [3, 100])
+def test_a_shortage_of_threads_leaves_no_document_out(tmp_path: Path, failures: int) -> None:
+    """The batch and a document of it, once or for good; then also an empty text meets the shortage."""
+    errors = [RuntimeError("can't start new thread")] * failures
+
+    class Short(ByteLevelTokenizer):
+        def encode_flat(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+            if errors:
+                raise errors.pop(0)
+            return super().encode_flat(texts)
+
+    work = plan(lines(tmp_path / "in.jsonl", ["a", "b"]), tmp_path / "out", skip_errors=True)
+    with pytest.raises(DataError, match=r"does not encode even an empty text now: can't start new thread$"):
+        preprocess(work, Short())
+    assert not published(tmp_path)
+
+
+def test_a_document_that_failed_once_for_lack_of_threads_is_there(tmp_path: Path) -> None:
+    class Short(ByteLevelTokenizer):
+        failed = 0
+
+        def encode_flat(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+            if "bad" in texts:
+                raise ValueError("bad")
+            if list(texts) == ["a"] and not self.failed:
+                self.failed += 1
+                raise RuntimeError("can't start new thread")
+            return super().encode_flat(texts)
+
+    preprocess(plan(lines(tmp_path / "in.jsonl", ["a", "bad"]), tmp_path / "out", skip_errors=True), Short())
+    assert open_dataset(str(tmp_path / "out_text_document")).documents == 1
+
+
 def test_an_error_does_not_wait_for_a_slow_document(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     every_batch_is_kept(monkeypatch)
     release, finished = threading.Event(), threading.Event()
@@ -244,6 +277,47 @@ def test_shares_of_inputs_that_changed_are_not_merged(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="shares of two corpora do not make one"):
         merge(shares, str(tmp_path / "whole"))
     assert not list(tmp_path.glob("whole*"))
+
+
+class WithOptions(ByteLevelTokenizer):
+    options = "special tokens allowed"
+
+
+def share(path: str, folder: Path, index: int, tokenizer: ByteLevelTokenizer, key: str = "text") -> str:
+    whole = find_inputs([path])
+    work = PreprocessPlan(
+        take_partition(whole, index, 2),
+        str(folder / "out"),
+        json_keys=(key,),
+        partition=(index, 2),
+        corpus=corpus_hash(whole),
+    )
+    preprocess(work, tokenizer)
+    return work.prefix(key)
+
+
+@pytest.mark.parametrize("what", ["key", "tokenizer options"])
+def test_shares_of_different_runs_are_not_merged(tmp_path: Path, what: str) -> None:
+    path = str(tmp_path / "in.jsonl")
+    Path(path).write_text('{"text": "a", "title": "b"}\n' * 10)
+    first = share(path, tmp_path, 0, ByteLevelTokenizer())
+    key = "title" if what == "key" else "text"
+    second = share(path, tmp_path, 1, WithOptions() if key == "text" else ByteLevelTokenizer(), key)
+    with pytest.raises(DataError, match=f"its {what} is .*; shares of two runs do not make one"):
+        merge([first, second], str(tmp_path / "whole"))
+    assert not list(tmp_path.glob("whole*"))
+
+
+def test_the_order_of_files_of_one_name_is_told_apart(tmp_path: Path) -> None:
+    for folder in ("here/x", "here/y", "there/x", "there/y"):
+        (tmp_path / folder).mkdir(parents=True)
+        (tmp_path / folder / "in.jsonl").write_text('{"text": "a"}\n')
+    here, back, there = (
+        corpus_hash(find_inputs([str(tmp_path / place / name / "in.jsonl") for name in order]))
+        for place, order in (("here", "xy"), ("here", "yx"), ("there", "xy"))
+    )
+    assert here != back
+    assert here == there
 
 
 def test_a_dataset_that_changes_while_it_is_read(tmp_path: Path) -> None:

@@ -34,8 +34,11 @@ def datasets_exist(c: Candidate) -> Iterator[Finding]:
     if data.data_args_path is not None:
         try:
             items = read_data_args(data.data_args_path)
-        except (OSError, UnicodeDecodeError) as error:
-            reason = getattr(error, "strerror", None) or "not a text file"
+        except UnicodeDecodeError:
+            yield "data_args_path", data.data_args_path, "is no text file", "give a text file"
+            return
+        except (OSError, ValueError) as error:
+            reason = getattr(error, "strerror", None) or error
             yield "data_args_path", data.data_args_path, f"cannot be read: {reason}", "give a text file"
             return
         if not items:
