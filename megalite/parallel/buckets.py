@@ -233,7 +233,11 @@ class GradientBuckets:
 
     @contextmanager
     def gathered(self) -> Iterator[None]:
-        """Within, every parameter is whole and may be read, on every stage. A collective over dp."""
+        """Within, every parameter is whole and may be read, on every stage. A collective over dp.
+
+        For scripts that look at weights: what trains, validates and saves needs them in part or a layer at a
+        time.
+        """
         self.wait_for_weights()
         if self._ahead is not None:
             self._ahead.recall_all()

@@ -45,8 +45,9 @@ class NotGathered(nn.Parameter):
     ) -> Any:
         kwargs = kwargs or {}
         if func not in ALLOWED:
-            (name, *_) = (
-                record_of(each).name for each in tree_leaves((args, kwargs)) if isinstance(each, cls)
+            hidden = (each for each in tree_leaves((args, kwargs)) if isinstance(each, cls))
+            name = next(
+                (record_of(each).name for each in hidden), f"that an argument of {func.__name__} holds"
             )
             raise RuntimeError(
                 f"the parameter {name} is not on this rank: at --zero-stage 3 a layer's weights are whole "

@@ -7,12 +7,13 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from torch.overrides import handle_torch_function, has_torch_function_unary
 
 from megalite.parallel.buckets import BucketOptions, GradientBuckets, main_grad
 from megalite.parallel.flat import ALIGNMENT, plan_buckets
 from megalite.parallel.gathering import Unit
 from megalite.parallel.half_reduction import HalfReduction
-from megalite.parallel.not_gathered import NotGathered
+from megalite.parallel.not_gathered import NotGathered, mark
 from megalite.parallel.params import ParameterFactory, record_of
 from megalite.parallel.topology import build_topology
 from tests.pool import WorkerPool
@@ -250,6 +251,26 @@ def test_a_parameter_read_outside_its_unit_names_itself_and_the_remedy(pool: Wor
         assert asked
         assert right
         assert classes == [torch.nn.Parameter, NotGathered]  # whole, it costs what any other does
+
+
+class _Holder:
+    """An argument of a function for tensors that is no container to torch."""
+
+    def __init__(self, param: torch.nn.Parameter) -> None:
+        self.param = param
+
+
+def _norm_of(holder: _Holder) -> torch.Tensor:
+    if has_torch_function_unary(holder.param):
+        return handle_torch_function(_norm_of, (holder.param,), holder)
+    return holder.param.norm()
+
+
+def test_a_parameter_read_through_an_object_is_refused_too() -> None:
+    param = torch.nn.Parameter(torch.ones(2))
+    mark([param], present=False)
+    with pytest.raises(RuntimeError, match="the parameter that an argument of _norm_of holds is not on this"):
+        _norm_of(_Holder(param))
 
 
 @pytest.mark.parametrize("overlap", [False, True])

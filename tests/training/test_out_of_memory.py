@@ -8,7 +8,10 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
+from megalite.config import parse
+from megalite.training.memory import out_of_memory
 from tests.end_to_end.launch import LIMIT_SECONDS, MODEL_FLAGS, ROOT, environment
 
 FREE_MIB = 400  # left to tensors when the run starts
@@ -83,3 +86,20 @@ def test_a_rank_without_memory_ends_the_others_and_one_rank_explains(tmp_path: P
     assert failed.stderr.count("what would help, the cheapest first") == 1, failed.stderr
     assert "--zero-stage 1" in failed.stderr
     assert "exitcode  : 12" in failed.stderr
+
+
+def test_what_failed_is_told_before_the_seconds_that_its_explanation_takes(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    told = []
+
+    def explain(*_: object) -> str:
+        told.append(capsys.readouterr().err)
+        return "why"
+
+    monkeypatch.setattr(out_of_memory, "explain", explain)
+    model = [part for name, value in MODEL_FLAGS.items() for part in (f"--{name}", value)]
+    config = parse([*model, "--group-query-attention", "--mock-data"], 1)
+    out_of_memory.tell(config, 0, 1, torch.device("cpu"), None, "no 8 bytes")
+    assert told == ["error: rank 0: out of memory: no 8 bytes\n"]
+    assert capsys.readouterr().err == "why\n"

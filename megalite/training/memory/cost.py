@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -22,32 +22,44 @@ Bytes = Counter[str]  # by label of `live_bytes`
 
 
 @dataclass(frozen=True)
+class SplitCost:
+    """Bytes of a backward in two parts.
+
+    `input_gradient`, `weight_gradient`: most that exist within either, beyond what is held when it starts.
+    `put_off`: held between the two. `left`: gradients that are still being reduced after the second.
+    """
+
+    input_gradient: Bytes
+    put_off: Bytes
+    weight_gradient: Bytes
+    left: Bytes
+
+
+@dataclass(frozen=True)
 class ChunkCost:
     """Bytes by label of `live_bytes`.
 
     `saved`: held from the forward until the backward, the stage's input with it. `forward`, `backward`: most
-    that exist within either, beyond what is held when it starts. `input_gradient`, `weight_gradient`: the
-    same of a split backward; `put_off`: held between its two parts. `left`: gradients that are still being
+    that exist within either, beyond what is held when it starts. `left`: gradients that are still being
     reduced after a backward; the next one of the chunk frees them on its way and has at most
-    `later_backward` beyond them. `output_is_saved`,
-    `gradient_is_put_off`: whether what is sent to the next stage, or back, is memory that `saved` or
-    `put_off` holds already.
+    `later_backward` beyond them. `split`: of a split backward, `later_split`: of one that finds `split.left`.
+    `output_is_saved`, `gradient_is_put_off`: whether what is sent to the next stage, or back, is memory that
+    `saved` or `put_off` holds already.
     """
 
     saved: Bytes
     forward: Bytes
     backward: Bytes
-    input_gradient: Bytes
-    put_off: Bytes
-    weight_gradient: Bytes
     left: Bytes
     later_backward: Bytes
+    split: SplitCost
+    later_split: SplitCost
     output_is_saved: bool
     gradient_is_put_off: bool
 
 
 def measure_chunk(trainer: Trainer, chunk: int, batch: Batch) -> ChunkCost:
-    """Run one micro-batch through a chunk and back, twice. Gradients are added to those that are there.
+    """Run micro-batches through a chunk and back, in one part and in two. Gradients are added up.
 
     On fake tensors nothing is allocated.
     """
@@ -63,29 +75,52 @@ def measure_chunk(trainer: Trainer, chunk: int, batch: Batch) -> ChunkCost:
             later_backward = _backward(live, trainer, stage, edge, held)
             del edge, hidden
     with LiveBytes(stage.recompute.bytes_on_host) as live, _head_labelled(stage, live):
-        _, _, _, edge, hidden = _forward(live, trainer, stage, call, batch)
-        with trainer.buckets.weight_gradients.put_off() as work:
-            split = _backward(live, trainer, stage, edge, saved)
-        sent = None if hidden is None else _storage(hidden.grad)
-        del edge, hidden
-        put_off = live.bytes()
-        live.restart()
-        gradient_is_put_off = sent is not None and sent() is not None
-        for each in work:
-            each()
-        late = _beyond(live.peak, put_off)
+        split, gradient_is_put_off = _split_backward(live, trainer, stage, call, batch)
+        later_split = split
+        if split.left:
+            live.label = ACTIVATIONS
+            later_split, _ = _split_backward(live, trainer, stage, call, batch)
     return ChunkCost(
         saved,
         forward,
         backward,
-        split,
-        put_off,
-        late,
-        Counter({COMMUNICATION: left.total()}),
+        _being_reduced(left),
         later_backward,
+        split,
+        later_split,
         output_is_saved,
         gradient_is_put_off,
     )
+
+
+def _split_backward(
+    live: LiveBytes, trainer: Trainer, stage: GPTStage, call: Stage, batch: Batch
+) -> tuple[SplitCost, bool]:
+    """A forward and the two parts of its backward; whether what is sent back is held between them."""
+    before = live.bytes()
+    _, held, _, edge, hidden = _forward(live, trainer, stage, call, batch)
+    with trainer.buckets.weight_gradients.put_off() as work:
+        input_gradient = _backward(live, trainer, stage, edge, held)
+    sent = None if hidden is None else _storage(hidden.grad)
+    del edge, hidden
+    between = live.bytes()
+    live.restart()
+    gradient_is_put_off = sent is not None and sent() is not None
+    _do_all(work)
+    weight_gradient = _beyond(live.peak, between)
+    cost = SplitCost(input_gradient, _beyond(between, before), weight_gradient, _being_reduced(live.bytes()))
+    return cost, gradient_is_put_off
+
+
+def _do_all(work: list[Callable[[], None]]) -> None:
+    """As the executor does: all is held until the last is done."""
+    for each in work:
+        each()
+    work.clear()
+
+
+def _being_reduced(left: Bytes) -> Bytes:
+    return +Counter({COMMUNICATION: left.total()})
 
 
 def _forward(

@@ -88,9 +88,7 @@ def plan_memory(config: Config, world_size: int, host_is_device: bool) -> Memory
         if shape not in known:
             known[shape] = _measure(chosen, world_size, rank, host_is_device)
         stage = known[shape]
-        found = moments(schedule, rank, stage.costs, stage.message)
-        left = sum((cost.left for cost in stage.costs), Counter[str]())
-        found.append(Moment(None, 0, left, left + stage.reduction))
+        found = moments(schedule, rank, stage.costs, stage.message, stage.reduction)
         chunks = tuple(layers[stage] for stage in stages)
         most_on_host = max(moment.held[HOST] for moment in found)
         told = account(stage.buffers, peak(found), most_on_host)

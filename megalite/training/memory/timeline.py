@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from megalite.model.live_bytes import COMMUNICATION
 from megalite.pipeline.schedule import Action, Kind, Schedule
 from megalite.pipeline.simulation import Product, input_of, product_of
-from megalite.training.memory.cost import Bytes, ChunkCost
+from megalite.training.memory.cost import Bytes, ChunkCost, SplitCost
 
 
 @dataclass(frozen=True)
@@ -26,8 +26,11 @@ class Moment:
     most: Bytes
 
 
-def moments(schedule: Schedule, rank: int, costs: Sequence[ChunkCost], message: int) -> list[Moment]:
-    """One for each action of `rank`, in order; `costs` by chunk, `message`: bytes between two stages.
+def moments(
+    schedule: Schedule, rank: int, costs: Sequence[ChunkCost], message: int, reduction: Bytes
+) -> list[Moment]:
+    """One for each action of `rank`, in order, and one for the `reduction` that ends the step, which takes so
+    much beside what is left to reduce; `costs` by chunk, `message`: bytes between two stages.
 
     Follows the executor: one receive is posted ahead, and a sent tensor is kept until `sends_in_flight` later
     ones have left on its link, between two chunks of a rank also until it is taken.
@@ -40,7 +43,8 @@ def moments(schedule: Schedule, rank: int, costs: Sequence[ChunkCost], message: 
     in_flight = 0
     sent: dict[tuple[int, Kind], deque[Product]] = defaultdict(lambda: deque(maxlen=schedule.sends_in_flight))
     not_taken: set[Product | None] = set()
-    reducing: set[int] = set()  # chunks whose last backward has left gradients that are being reduced
+    reducing: dict[int, Bytes] = {}  # by chunk, gradients that its last backward has left to be reduced
+    begun: dict[tuple[int, int], SplitCost] = {}  # split backwards, by chunk and micro-batch
     found = []
     for index, action in enumerate(actions):
         cost, stage = costs[action.chunk], schedule.stages[rank][action.chunk]
@@ -49,7 +53,10 @@ def moments(schedule: Schedule, rank: int, costs: Sequence[ChunkCost], message: 
         kept = {product for queue in sent.values() for product in queue} | not_taken
         most = Counter(held)
         most[COMMUNICATION] += ((index < last_receive) + len(kept - in_held - {taken})) * message
-        most.update(_within(action, cost, action.chunk in reducing))
+        split = begun.pop((action.chunk, action.microbatch), None)
+        if split is None:
+            split = cost.later_split if action.chunk in reducing else cost.split
+        most.update(_within(action, cost, split, action.chunk in reducing))
         in_flight += action.kind is Kind.F
         found.append(Moment(action, in_flight, Counter(held), most))
         in_flight -= action.kind in (Kind.B, Kind.W)
@@ -57,31 +64,34 @@ def moments(schedule: Schedule, rank: int, costs: Sequence[ChunkCost], message: 
             held.update(cost.saved)
             in_held |= {taken} | ({made} if cost.output_is_saved else set())
         elif action.kind is Kind.W:
-            held.subtract(cost.put_off)
+            held.subtract(split.put_off)
             in_held -= {(Kind.B, stage, action.microbatch), (Kind.B, stage + 1, action.microbatch)}
         else:
             held.subtract(cost.saved)
-            if action.chunk not in reducing:
-                held.update(cost.left)
-                reducing.add(action.chunk)
             in_held -= {(Kind.F, stage, action.microbatch), (Kind.F, stage - 1, action.microbatch)}
             if action.kind is Kind.I:
-                held.update(cost.put_off)
+                begun[action.chunk, action.microbatch] = split
+                held.update(split.put_off)
                 in_held |= {made} if cost.gradient_is_put_off else set()
-                in_held |= {taken} if cost.put_off[COMMUNICATION] else set()
+                in_held |= {taken} if split.put_off[COMMUNICATION] else set()
+        if action.kind in (Kind.B, Kind.W):
+            held.subtract(reducing.get(action.chunk, {}))
+            reducing[action.chunk] = cost.left if action.kind is Kind.B else split.left
+            held.update(reducing[action.chunk])
         if (target := _target(schedule, action, stage)) is not None:
             sent[target, made[0]].append(made)
             if target == rank:
                 not_taken.add(made)
-    return found
+    left = sum(reducing.values(), Counter[str]())
+    return [*found, Moment(None, 0, left, left + reduction)]
 
 
-def _within(action: Action, cost: ChunkCost, is_reducing: bool) -> Bytes:
+def _within(action: Action, cost: ChunkCost, split: SplitCost, is_reducing: bool) -> Bytes:
     return {
         Kind.F: cost.forward,
         Kind.B: cost.later_backward if is_reducing else cost.backward,
-        Kind.I: cost.input_gradient,
-        Kind.W: cost.weight_gradient,
+        Kind.I: split.input_gradient,
+        Kind.W: split.weight_gradient,
     }[action.kind]
 
 
