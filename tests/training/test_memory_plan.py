@@ -54,6 +54,13 @@ CASES = {
             Options(2, zero_stage=2, overlap_grad_reduce=True, pipeline_schedule="zb-h1"),
             "bfloat16",
         ),
+        (
+            "llama",
+            Options(
+                2, zero_stage=2, ddp_bucket_size=2000, overlap_grad_reduce=True, linear_cross_entropy=True
+            ),
+            "bfloat16",
+        ),
         ("mixed", Options(2, zero_stage=3, offload_fraction=0.4), "bfloat16"),
         ("gpt2", Options(4, offloaded_layers=1, offload_fraction=1.0), "float32"),
         ("llama", Options(4, offloaded_layers=2, recompute="selective norm mlp_act rope"), "bfloat16"),

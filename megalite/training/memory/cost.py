@@ -41,16 +41,19 @@ class ChunkCost:
 
     `saved`: held from the forward until the backward, the stage's input with it. `forward`, `backward`: most
     that exist within either, beyond what is held when it starts. `left`: gradients that are still being
-    reduced after a backward; the next one of the chunk frees them on its way and has at most
-    `later_backward` beyond them. `split`: of a split backward, `later_split`: of one that finds `split.left`.
-    `output_is_saved`, `gradient_is_put_off`: whether what is sent to the next stage, or back, is memory that
-    `saved` or `put_off` holds already.
+    reduced after a backward; the next pass of the chunk frees them on its way, backward or already forward
+    where the loss makes gradients there: `later_saved`, `later_forward` and `later_backward` are beyond
+    them, and may be less than nothing. `split`: of a split backward, `later_split`: of one that finds
+    `split.left`. `output_is_saved`, `gradient_is_put_off`: whether what is sent to the next stage, or back,
+    is memory that `saved` or `put_off` holds already.
     """
 
     saved: Bytes
     forward: Bytes
     backward: Bytes
     left: Bytes
+    later_saved: Bytes
+    later_forward: Bytes
     later_backward: Bytes
     split: SplitCost
     later_split: SplitCost
@@ -68,10 +71,13 @@ def measure_chunk(trainer: Trainer, chunk: int, batch: Batch) -> ChunkCost:
     with LiveBytes(stage.recompute.bytes_on_host) as live, _head_labelled(stage, live):
         forward, saved, output_is_saved, edge, hidden = _forward(live, trainer, stage, call, batch)
         backward = later_backward = _backward(live, trainer, stage, edge, saved)
+        later_saved, later_forward = saved, forward
         del edge, hidden
         if left := live.bytes():
             live.label = ACTIVATIONS
-            _, held, _, edge, hidden = _forward(live, trainer, stage, call, batch)
+            live.restart()
+            most, held, _, edge, hidden = _forward(live, trainer, stage, call, batch)
+            later_saved, later_forward = _beyond_reduced(held, left), _beyond_reduced(most, left)
             later_backward = _backward(live, trainer, stage, edge, held)
             del edge, hidden
     with LiveBytes(stage.recompute.bytes_on_host) as live, _head_labelled(stage, live):
@@ -85,6 +91,8 @@ def measure_chunk(trainer: Trainer, chunk: int, batch: Batch) -> ChunkCost:
         forward,
         backward,
         _being_reduced(left),
+        later_saved,
+        later_forward,
         later_backward,
         split,
         later_split,
@@ -121,6 +129,15 @@ def _do_all(work: list[Callable[[], None]]) -> None:
 
 def _being_reduced(left: Bytes) -> Bytes:
     return +Counter({COMMUNICATION: left.total()})
+
+
+def _beyond_reduced(bytes_: Bytes, left: Bytes) -> Bytes:
+    """`bytes_ - left`; what has become less are gradients that were being reduced."""
+    beyond = _beyond(bytes_, left)
+    freed = sum(value for value in beyond.values() if value < 0)
+    beyond = +beyond
+    beyond[COMMUNICATION] += freed
+    return beyond
 
 
 def _forward(

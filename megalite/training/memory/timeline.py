@@ -44,6 +44,7 @@ def moments(
     sent: dict[tuple[int, Kind], deque[Product]] = defaultdict(lambda: deque(maxlen=schedule.sends_in_flight))
     not_taken: set[Product | None] = set()
     reducing: dict[int, Bytes] = {}  # by chunk, gradients that its last backward has left to be reduced
+    saved: dict[tuple[int, int], Bytes] = {}  # by chunk and micro-batch
     begun: dict[tuple[int, int], SplitCost] = {}  # split backwards, by chunk and micro-batch
     found = []
     for index, action in enumerate(actions):
@@ -61,13 +62,15 @@ def moments(
         found.append(Moment(action, in_flight, Counter(held), most))
         in_flight -= action.kind in (Kind.B, Kind.W)
         if action.kind is Kind.F:
-            held.update(cost.saved)
+            kept_for_backward = cost.later_saved if action.chunk in reducing else cost.saved
+            saved[action.chunk, action.microbatch] = kept_for_backward
+            held.update(kept_for_backward)
             in_held |= {taken} | ({made} if cost.output_is_saved else set())
         elif action.kind is Kind.W:
             held.subtract(split.put_off)
             in_held -= {(Kind.B, stage, action.microbatch), (Kind.B, stage + 1, action.microbatch)}
         else:
-            held.subtract(cost.saved)
+            held.subtract(saved.pop((action.chunk, action.microbatch)))
             in_held -= {(Kind.F, stage, action.microbatch), (Kind.F, stage - 1, action.microbatch)}
             if action.kind is Kind.I:
                 begun[action.chunk, action.microbatch] = split
@@ -88,7 +91,7 @@ def moments(
 
 def _within(action: Action, cost: ChunkCost, split: SplitCost, is_reducing: bool) -> Bytes:
     return {
-        Kind.F: cost.forward,
+        Kind.F: cost.later_forward if is_reducing else cost.forward,
         Kind.B: cost.later_backward if is_reducing else cost.backward,
         Kind.I: split.input_gradient,
         Kind.W: split.weight_gradient,
