@@ -186,7 +186,7 @@ def serve(connection: Connection, port: int) -> None:
     """A worker's life: jobs until the connection closes."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the test session, which then closes the pipe
     threading.Thread(target=_die_with_parent, daemon=True).start()
-    # A job may have children, the processes that read its data: they end with it.
+    # A job may have children, the processes that read its data: they end with it. Python knows no public way.
     multiprocessing.current_process()._config["daemon"] = False  # type: ignore[attr-defined]
     torch.set_num_threads(1)
     gc.freeze()  # a collection after each job need not go through the imported libraries

@@ -31,7 +31,7 @@ class DatasetFiles:
         self._paths = [f"{prefix}.bin", f"{prefix}.idx"]
         self._before = [_stamp(path) for path in self._paths]
         self.dataset: IndexedDataset = open_dataset(prefix)
-        self._bin, self._idx = (open(path, "rb", buffering=0) for path in self._paths)  # noqa: SIM115
+        self._bin, self._idx = (open(path, "rb", buffering=0) for path in self._paths)  # noqa: SIM115 - closed by `__exit__`
 
     def tokens(self) -> Iterator[np.ndarray]:
         """Of the dataset's dtype."""

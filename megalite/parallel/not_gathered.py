@@ -57,7 +57,7 @@ class NotGathered(nn.Parameter):
         with torch._C.DisableTorchFunctionSubclass():
             return func(*args, **kwargs)
 
-    def __repr__(self) -> str:  # type: ignore[override]
+    def __repr__(self) -> str:  # type: ignore[override]  # Tensor's takes a keyword, Parameter's does not
         return f"Parameter {record_of(self).name} of shape {tuple(self.shape)}, not gathered"
 
 

@@ -125,7 +125,7 @@ def test_the_check_of_an_engine_does_not_read_on_for_a_key_that_is_missing(
 
     def counted(*of: object) -> list[list[str]]:
         seen.append(of)
-        return original(*of)  # type: ignore[arg-type]
+        return original(*of)  # type: ignore[arg-type]  # whatever it was called with
 
     monkeypatch.setattr(engine_check, "parse_document", counted)
     assert list(engine_check.first_texts(find_inputs([str(tmp_path / "a.jsonl")]), ["text"])) == []

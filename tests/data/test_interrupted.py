@@ -40,7 +40,7 @@ def lines(path: Path, texts: Sequence[object]) -> str:
 
 
 def plan(path: str, prefix: Path, **fields: object) -> PreprocessPlan:
-    return PreprocessPlan(find_inputs([path]), str(prefix), **fields)  # type: ignore[arg-type]
+    return PreprocessPlan(find_inputs([path]), str(prefix), **fields)  # type: ignore[arg-type]  # of any field
 
 
 def published(folder: Path) -> list[str]:
@@ -126,35 +126,31 @@ def test_a_panic_of_a_tokenizer_is_an_error_of_its_document(tmp_path: Path) -> N
     assert open_dataset(str(tmp_path / "skip_text_document")).documents == 2
 
 
-@pytest.mark.parametrize("first", [MemoryError, ValueError])  # of the batch, or of a document of it alone
-def test_a_shortage_of_memory_leaves_no_document_out(tmp_path: Path, first: type[Exception]) -> None:
-    errors = [first, MemoryError]
+NO_THREAD = RuntimeError("can't start new thread")
+OUT_OF_MEMORY = r"^out of memory; the same command starts anew$"
+
+
+@pytest.mark.parametrize(
+    ("errors", "told"),
+    [
+        ([MemoryError()], OUT_OF_MEMORY),
+        ([ValueError("of the batch"), MemoryError()], OUT_OF_MEMORY),  # the second of one document
+        ([NO_THREAD] * 3, "does not encode even an empty text now: can't start new thread$"),
+        ([NO_THREAD] * 100, "does not encode even an empty text now: can't start new thread$"),
+    ],
+)
+def test_a_shortage_leaves_no_document_out(tmp_path: Path, errors: list[Exception], told: str) -> None:
+    """Of memory, or of threads, in which case the library fails on an empty text, too."""
+    left = list(errors)
 
     class Short(ByteLevelTokenizer):
         def encode_flat(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-            if errors:
-                raise errors.pop(0)
+            if left:
+                raise left.pop(0)
             return super().encode_flat(texts)
 
     work = plan(lines(tmp_path / "in.jsonl", ["a", "b"]), tmp_path / "out", skip_errors=True)
-    with pytest.raises(DataError, match=r"^out of memory; the same command starts anew$"):
-        preprocess(work, Short())
-    assert not published(tmp_path)
-
-
-@pytest.mark.parametrize("failures", [3, 100])
-def test_a_shortage_of_threads_leaves_no_document_out(tmp_path: Path, failures: int) -> None:
-    """The batch and a document of it, once or for good; then also an empty text meets the shortage."""
-    errors = [RuntimeError("can't start new thread")] * failures
-
-    class Short(ByteLevelTokenizer):
-        def encode_flat(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-            if errors:
-                raise errors.pop(0)
-            return super().encode_flat(texts)
-
-    work = plan(lines(tmp_path / "in.jsonl", ["a", "b"]), tmp_path / "out", skip_errors=True)
-    with pytest.raises(DataError, match=r"does not encode even an empty text now: can't start new thread$"):
+    with pytest.raises(DataError, match=told):
         preprocess(work, Short())
     assert not published(tmp_path)
 
@@ -240,7 +236,7 @@ def test_the_list_of_a_run_that_just_ended_is_not_cut(
         if not calls:
             first.publish()
         calls.append(file)
-        lock(file, how)  # type: ignore[arg-type]
+        lock(file, how)  # type: ignore[arg-type]  # whatever it was called with
 
     monkeypatch.setattr(skipped_module.fcntl, "flock", while_the_first_ends)
     second = SkippedList(str(tmp_path / "out"))
