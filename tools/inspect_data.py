@@ -37,7 +37,9 @@ if TYPE_CHECKING:
 
 
 def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    from megalite.data.settings import add_data_flags, add_tokenizer_flags
+    from megalite.config.schema.batch import MOST_SAMPLES_A_STEP
+    from megalite.config.schema.fields import INT32_LARGEST
+    from megalite.data.settings import add_data_flags, add_tokenizer_flags, whole
 
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
@@ -48,23 +50,26 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
         "--verify", action="store_true", help="Read everything: offsets, ids, counts, checksum."
     )
     files.add_argument(
-        "--document", nargs="+", type=int, default=[], metavar="N", help="Show these documents."
+        "--document", nargs="+", type=whole(), default=[], metavar="N", help="Show these documents."
     )
     files.add_argument("--histogram-png", type=Path, metavar="FILE", help="Picture of the lengths.")
     run = parser.add_argument_group("what a run draws")
     add_data_flags(run)
-    run.add_argument("--seq-length", type=int, default=2048, help="Tokens a sample (default: 2048).")
-    run.add_argument("--seed", type=int, default=1234, help="Of the order of the samples (default: 1234).")
+    tokens, size = whole(1, INT32_LARGEST), whole(1, MOST_SAMPLES_A_STEP)
+    run.add_argument("--seq-length", type=tokens, default=2048, help="Tokens a sample (default: 2048).")
+    run.add_argument(
+        "--seed", type=whole(0, 2**32 - 1), default=1234, help="Of the order of the samples (default: 1234)."
+    )
     for split in ("train", "valid", "test"):
-        run.add_argument(f"--{split}-samples", type=int, help="Default: one epoch.")
+        run.add_argument(f"--{split}-samples", type=whole(), help="Default: one epoch.")
     run.add_argument("--dump", type=Path, metavar="FILE.npz", help="Write index arrays and first samples.")
     run.add_argument("--build-cache", action="store_true", help="Only build the index arrays.")
-    run.add_argument("--iteration", type=int, metavar="I", help="Show the documents of this training step.")
-    run.add_argument("--global-batch-size", type=int, help="Samples in one step of the run.")
+    run.add_argument("--iteration", type=whole(1), metavar="I", help="Show the documents of this step.")
+    run.add_argument("--global-batch-size", type=size, help="Samples in one step of the run.")
     run.add_argument(
         "--rampup-batch-size",
         nargs=3,
-        type=int,
+        type=whole(1),
         default=[],
         metavar=("START", "INCREMENT", "SAMPLES"),
         help="Where that grew from START, by INCREMENT, over so many samples.",
@@ -79,8 +84,8 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
         action="store_true",
         help="Where sizes were rounded down to a multiple of what its ranks take at a time.",
     )
-    run.add_argument("--micro-batch-size", type=int, help="Needed where batches are decreased.")
-    run.add_argument("--data-parallel-size", type=int, help="The same: ranks that share a batch.")
+    run.add_argument("--micro-batch-size", type=size, help="Needed where batches are decreased.")
+    run.add_argument("--data-parallel-size", type=size, help="The same: ranks that share a batch.")
     run.add_argument(
         "--load",
         metavar="FOLDER",
@@ -100,12 +105,6 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
         parser.error("give dataset prefixes to describe, or --data-path to see what a run draws")
     if args.iteration is not None and args.global_batch_size is args.step_batch_size_schedule is None:
         parser.error("--iteration needs --global-batch-size")
-    least = {"seq-length": 1, "global-batch-size": 1}
-    least |= {f"{split}-samples": 0 for split in ("train", "valid", "test")}
-    for name, low in least.items():
-        value = getattr(args, name.replace("-", "_"))
-        if value is not None and value < low:
-            parser.error(f"--{name} {value}: expected {low} or more")
     if args.decrease_batch_size_if_needed and not (args.micro_batch_size and args.data_parallel_size):
         parser.error("--decrease-batch-size-if-needed needs --micro-batch-size and --data-parallel-size")
     return args

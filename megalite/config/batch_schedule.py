@@ -13,10 +13,11 @@ from bisect import bisect_right
 from dataclasses import dataclass
 from itertools import pairwise
 
-from megalite.config.schema.batch import BatchConfig
+from megalite.config.schema.batch import MOST_SAMPLES_A_STEP, BatchConfig
 from megalite.config.schema.config import Config
+from megalite.config.schema.fields import INT64_LARGEST
 
-STEP = re.compile(r"(\d+(?:\.\d+)?(?:e\d+)?)([KMBT]?):(\d+)", re.IGNORECASE)
+STEP = re.compile(r"(\d+(?:\.\d+)?(?:e\d+)?)([KMBT]?):(\d{1,18})", re.IGNORECASE)
 SUFFIXES = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
 MOST_SIZES = 2**16
 
@@ -65,7 +66,8 @@ class BatchSchedule:
 def batch_schedule(batch: BatchConfig, seq_length: int, multiple: int = 1) -> BatchSchedule:
     """The schedule of a run, each size rounded down to a multiple of `multiple`: micro-batch x data parallel.
 
-    `seq_length`: tokens a sample. Raises ValueError for a step schedule or a ramp that cannot be read.
+    `seq_length`: tokens a sample. Raises ValueError for a step schedule or a ramp that cannot be read, or
+    has a batch above MOST_SAMPLES_A_STEP.
     """
     if batch.step_batch_size_schedule is not None:
         pairs = _steps(batch.step_batch_size_schedule, seq_length)
@@ -73,6 +75,8 @@ def batch_schedule(batch: BatchConfig, seq_length: int, multiple: int = 1) -> Ba
         pairs = _ramp(batch.rampup_batch_size, batch.global_batch_size)
     else:
         pairs = [(0, batch.global_batch_size)]
+    if max(size for _, size in pairs) > MOST_SAMPLES_A_STEP:
+        raise ValueError(f"has a batch above {MOST_SAMPLES_A_STEP} samples")
     return BatchSchedule(
         tuple(start for start, _ in pairs), tuple(size // multiple * multiple for _, size in pairs)
     )
@@ -115,8 +119,10 @@ def _steps(text: str, seq_length: int) -> list[tuple[int, int]]:
         match = STEP.fullmatch(entry)
         if match is None or int(match[3]) < 1:
             raise ValueError(f"{entry[:40]!r} is not TOKENS:SIZE, such as 250B:1536")
-        tokens = int(float(match[1]) * SUFFIXES[match[2].upper()])
-        pairs.append((tokens // seq_length, int(match[3])))
+        tokens = float(match[1]) * SUFFIXES[match[2].upper()]
+        if tokens > INT64_LARGEST:
+            raise ValueError(f"{entry[:40]!r}: so many tokens cannot be counted in 64 bits")
+        pairs.append((int(tokens) // seq_length, int(match[3])))
     if not pairs or pairs[0][0] != 0:
         raise ValueError("the first size must hold from 0 tokens on")
     if len(pairs) > MOST_SIZES:

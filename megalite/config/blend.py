@@ -59,10 +59,10 @@ def parse_split(text: str) -> tuple[float, float, float]:
     shares = [float(part) for part in text.replace("/", ",").split(",")]
     if len(shares) > 3:
         raise ValueError(f"{len(shares)} shares")
-    if any(not math.isfinite(share) or share < 0 for share in shares) or sum(shares) == 0:
-        raise ValueError("shares must be finite, >= 0 and not all 0")
     train, valid, test = (*shares, 0.0, 0.0)[:3]
     total = train + valid + test
+    if min(shares) < 0 or not 0 < total < math.inf:
+        raise ValueError("shares must be finite, also their sum, >= 0 and not all 0")
     return train / total, valid / total, test / total
 
 

@@ -22,7 +22,10 @@ def convert(setting: Setting, raw: Any) -> Any:
         return setting.default
     if setting.many:
         items = raw if isinstance(raw, (list, tuple)) else _one(setting, raw).split()
-        return tuple(_one(setting, item) for item in items)
+        values = tuple(_one(setting, item) for item in items)
+        for value in values:
+            _check_range(setting, value)
+        return values
     if setting.name == "split" and isinstance(raw, (list, tuple)):
         raw = ", ".join(shown(part) for part in raw)
     value = _one(setting, raw)
@@ -102,7 +105,7 @@ def _check_choice(setting: Setting, value: Any) -> None:
 def _check_range(setting: Setting, value: Any) -> None:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return
-    if not math.isfinite(value):
+    if isinstance(value, float) and not math.isfinite(value):
         raise BadValue(ConfigError(setting.flag, value, "not a finite number", _hint(setting)))
     allowed = setting.metadata
     outside = (

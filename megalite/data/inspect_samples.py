@@ -67,7 +67,7 @@ def dump(path: Path, datasets: Mapping[str, Dataset]) -> list[str]:
     Raises DataError where something else than a file has that name: it would be replaced.
     """
     if path.exists() and not path.is_file():
-        raise DataError(f"{path}: is no file that could be replaced; give a name of your own")
+        raise DataError(f"--dump {path}: is no file that could be replaced; give a name of your own")
     arrays: dict[str, np.ndarray] = {}
     for name, dataset in datasets.items():
         arrays |= index_arrays(name, dataset.samples) | first_samples(name, dataset)

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 from dataclasses import dataclass
+
+INT64_LARGEST = 2**63 - 1
 
 
 @dataclass(frozen=True)
@@ -37,6 +40,22 @@ class DataFlags:
             reset_attention_mask=args.reset_attention_mask,
             eod_mask_loss=args.eod_mask_loss,
         )
+
+
+def whole(least: int = 0, most: int = INT64_LARGEST) -> Callable[[str], int]:
+    """The argparse type of a whole number from `least` to `most`."""
+
+    def number(text: str) -> int:
+        try:
+            value = int(text)
+        except ValueError:
+            value = None
+        if value is None or not least <= value <= most:
+            given = text if len(text) <= 40 else f"{text[:37]}..."
+            raise argparse.ArgumentTypeError(f"{given}: expected a whole number from {least} to {most}")
+        return value
+
+    return number
 
 
 def add_data_flags(parser: argparse._ActionsContainer) -> None:

@@ -62,6 +62,9 @@ def test_steps_are_given_in_tokens() -> None:
         ("0:8 5", "'5' is not TOKENS:SIZE"),
         ("0:0", "'0:0' is not TOKENS:SIZE"),
         ("0:8 1X:16", "is not TOKENS:SIZE"),
+        ("0:8 1e400B:2", "'1e400B:2': so many tokens cannot be counted in 64 bits"),
+        ("0:8 5:99999999", "has a batch above 16777216 samples"),
+        (f"0:8 5:{'9' * 5000}", "is not TOKENS:SIZE"),
         ("0:8 5:16 5:32", "thresholds must rise by at least a sample, 1 tokens"),
     ],
 )

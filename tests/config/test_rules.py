@@ -356,6 +356,8 @@ ONE_ERROR = [
     ("--num-attention-heads 1e18", 1, "--num-attention-heads 1000000000000000000: must be >= 1"),
     ("--distributed-timeout-minutes 1e9", 1, "--distributed-timeout-minutes 1000000000: must be >= 1 and <="),
     ("--log-interval 1e19", 1, "--log-interval 10000000000000000000: does not fit into 64 bits"),
+    (f"--log-interval 1{'0' * 400}", 1, "does not fit into 64 bits"),  # nor into a float
+    ("--num-workers 100000", 1, "--num-workers 100000: must be >= 0 and <= 1024"),
     (
         "--eval-iters 2e9 --eval-interval 1 --train-iters 2e9 --global-batch-size 2",
         1,
@@ -440,7 +442,8 @@ ONE_ERROR = [
     ),
     ("--load nowhere --finetune", 1, "--load nowhere: holds no checkpoint, which --finetune needs"),
     ("--split 1,x", 1, "--split 1,x: not numbers with commas between; three shares, e.g. 969, 30, 1"),
-    ("--split 0,0,0", 1, "--split 0,0,0: shares must be finite, >= 0 and not all 0"),
+    ("--split 0,0,0", 1, "--split 0,0,0: shares must be finite, also their sum, >= 0 and not all 0"),
+    ("--split 1e308,1e308,0", 1, "shares must be finite, also their sum"),
     ("--split 1,2,3,4", 1, "--split 1,2,3,4: 4 shares"),
     ("--data-path nowhere/text", 1, "--mock-data: contradicts --data-path"),
 ]
@@ -677,6 +680,11 @@ def test_a_pipeline_table_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyP
             "ends with 8, not with --global-batch-size 16; leave --global-batch-size out",
         ),
         ("--step-batch-size-schedule 0:4,64:99999998", "has a batch above 16777216 samples"),
+        (
+            "--step-batch-size-schedule 0:4,1e400B:8",
+            "'1e400B:8': so many tokens cannot be counted in 64 bits",
+        ),
+        ("--global-batch-size 16 --rampup-batch-size 4 4 1e300", "does not fit into 64 bits"),
         (
             "--global-batch-size 16 --rampup-batch-size 4 4 24 --step-batch-size-schedule 0:8",
             "--rampup-batch-size: contradicts --step-batch-size-schedule",

@@ -209,10 +209,12 @@ def test_an_index_never_stands_beside_tokens_of_another_run(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--seq-length", "0"], "--seq-length 0: expected 1 or more"),
-        (["--train-samples", "-5"], "--train-samples -5: expected 0 or more"),
-        (["--iteration", "1", "--global-batch-size", "0"], "--global-batch-size 0: expected 1 or more"),
+        (["--seq-length", "0"], "--seq-length: 0: expected a whole number from 1 to 2147483647"),
+        (["--train-samples", "-5"], "--train-samples: -5: expected a whole number from 0 to"),
+        (["--iteration", f"1{'0' * 5000}"], "0...: expected a whole number from 1 to 9223372036854775807"),
+        (["--split", "1e308,1e308,1e308"], "1e308: shares must be finite, also their sum"),
         (["--dump", "/nowhere/x.npz"], "No such file or directory: '/nowhere/x.npz.partial'"),
+        (["--dump", ""], "--dump .: is no file that could be replaced; give a name of your own"),
     ],
 )
 def test_inspect_data_says_what_is_wrong(tmp_path: Path, flags: Sequence[str], message: str) -> None:
@@ -223,10 +225,31 @@ def test_inspect_data_says_what_is_wrong(tmp_path: Path, flags: Sequence[str], m
     assert "Traceback" not in found.stderr
 
 
-def test_a_picture_of_no_kind(tmp_path: Path) -> None:
-    found = command("inspect_data", write_dataset(tmp_path / "a", [3]), "--histogram-png", tmp_path / "x.foo")
+def test_a_number_beyond_64_bits_is_told_for_each_flag(capsys: pytest.CaptureFixture[str]) -> None:
+    from tools.inspect_data import arguments
+
+    flags = ["seq-length", "seed", "train-samples", "valid-samples", "test-samples", "iteration", "document"]
+    flags += ["global-batch-size", "micro-batch-size", "data-parallel-size"]
+    for given in ("9223372036854775808", "1e3", "nan"):
+        for flag in flags:
+            with pytest.raises(SystemExit):
+                arguments(["prefix", f"--{flag}", given])
+            assert f"--{flag}: {given}: expected a whole number from " in capsys.readouterr().err
+        with pytest.raises(SystemExit):
+            arguments(["prefix", "--rampup-batch-size", "1", "1", given])
+        assert f"{given}: expected a whole number from 1" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("name", "message"), [("x.foo", "Format 'foo' is not supported"), ("", "is a folder; give a file")]
+)
+def test_a_picture_that_cannot_be_made(tmp_path: Path, name: str, message: str) -> None:
+    prefix, target = write_dataset(tmp_path / "a", [3]), tmp_path / "pictures" / name
+    (tmp_path / "pictures").mkdir()
+    found = command("inspect_data", prefix, "--histogram-png", target)
     assert (found.returncode, "Traceback" in found.stderr) == (1, False)
-    assert "Format 'foo' is not supported" in found.stderr
+    assert message in found.stderr
+    assert not (tmp_path / "pictures.png").exists()
 
 
 def test_a_slurm_task_that_is_no_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from megalite.config.batch_schedule import batch_schedule
 from megalite.config.derived import schedule_samples, split_sample_counts
 from megalite.config.rules.rule import BATCH_SCHEDULES, Candidate, Finding, reads
-from megalite.config.schema.batch import MOST_SAMPLES_A_STEP
 from megalite.config.schema.fields import FP32_SMALLEST, INT64_LARGEST, flag_name
 
 LENGTHS = ("train_iters", "train_samples")
@@ -46,8 +45,6 @@ def batch_schedule_is_readable(c: Candidate) -> Iterator[Finding]:
         except ValueError as error:
             yield name, given, str(error), example
             continue
-        if max(schedule.sizes) > MOST_SAMPLES_A_STEP:
-            yield name, given, f"has a batch above {MOST_SAMPLES_A_STEP} samples", "give smaller ones"
         if schedule.sizes[-1] != batch.global_batch_size:
             rule = f"ends with {schedule.sizes[-1]}, not with --global-batch-size {batch.global_batch_size}"
             yield name, given, rule, "leave --global-batch-size out"

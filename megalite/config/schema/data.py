@@ -55,6 +55,7 @@ class DataConfig:
         "the rank reads ahead, and handing over between processes costs more than it hides; give some where "
         "one reader cannot keep up, as on a slow network file system. The samples are the same.",
         minimum=0,
+        maximum=1024,
     )
     tokenizer_type: str = setting(
         "GPT2BPETokenizer",
