@@ -92,6 +92,13 @@ void OutputFile::read_at(uint64_t position, void *data, uint64_t bytes) const {
     }
 }
 
+void OutputFile::check_name() const {
+    struct stat status, named;
+    if (::fstat(descriptor_, &status) != 0 || ::stat(path_.c_str(), &named) != 0 || status.st_ino != named.st_ino ||
+        status.st_dev != named.st_dev)
+        fail(path_, ": was removed or replaced while it was written; give the same command again");
+}
+
 void OutputFile::close() {
     if (descriptor_ >= 0 && ::close(descriptor_) != 0) {
         descriptor_ = -1;
@@ -135,11 +142,16 @@ void IndexedWriter::add_documents(const int64_t *sequences_each, uint64_t count)
     state_.documents += static_cast<int64_t>(count);
 }
 
+void IndexedWriter::check_names() const {
+    for (const OutputFile *file : {&boundaries_, &bin_, &idx_}) file->check_name();
+}
+
 void IndexedWriter::flush(bool sync) {
     bin_.flush(sync);
     idx_.flush(sync);
     boundaries_.flush(sync);
     state_.checksum = bin_.checksum();
+    check_names();
 }
 
 void IndexedWriter::complete(bool sync) {
@@ -182,6 +194,7 @@ void IndexedWriter::complete(bool sync) {
     idx_.write_at(0, header, kHeaderBytes);
     bin_.flush(sync);
     idx_.flush(sync);
+    check_names();
     complete_ = true;
 }
 

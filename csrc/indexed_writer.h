@@ -31,6 +31,7 @@ class OutputFile {
     uint32_t checksum() const { return checksum_; } // CRC-32 of what was flushed, without write_at
     void write_at(uint64_t position, const void *data, uint64_t bytes); // after a flush
     void read_at(uint64_t position, void *data, uint64_t bytes) const;  // of what was flushed
+    void check_name() const; // throws when its name is no longer this file's
     void close();
     const std::string &path() const { return path_; }
 
@@ -71,7 +72,7 @@ class IndexedWriter {
     }
     void add_sequences(const int32_t *lengths, uint64_t count);
     void add_documents(const int64_t *sequences_each, uint64_t count);
-    // Everything so far is in the files, and on the disk if `sync`.
+    // Everything so far is in the files, and on the disk if `sync`. Throws, as complete() does, when they have lost their names.
     void flush(bool sync);
     // Completes the .idx, once; with `sync` both files are on the disk then.
     void complete(bool sync);
@@ -84,6 +85,8 @@ class IndexedWriter {
     void check_open() const {
         if (complete_) fail(prefix_, ": nothing can be added to a complete dataset");
     }
+
+    void check_names() const;
 
     std::string prefix_;
     const TokenType &type_;

@@ -43,10 +43,14 @@ def find_datasets(given: Sequence[str]) -> list[str]:
 def main(argv: Sequence[str] | None = None) -> int:
     args = arguments(argv)
     from megalite.data.errors import DataError
+    from megalite.data.inputs import repeats
     from megalite.data.merge import merge
 
     try:
-        state = merge(find_datasets(args.input), args.output_prefix, lambda prefix: print(f"{prefix}: done"))
+        prefixes = find_datasets(args.input)
+        if told := repeats([f"{prefix}.bin" for prefix in prefixes]):
+            print(f"merge_datasets: warning: {told}", file=sys.stderr)
+        state = merge(prefixes, args.output_prefix, lambda prefix: print(f"{prefix}: done"))
     except (DataError, OSError) as error:
         print(f"merge_datasets: error: {error}", file=sys.stderr)
         return 1

@@ -151,7 +151,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
     from megalite import _C
     from megalite.data.errors import DataError
-    from megalite.data.inputs import check_apart, corpus_hash, find_inputs, take_partition
+    from megalite.data.inputs import check_apart, corpus_hash, find_inputs, repeats, take_partition
     from megalite.data.preprocess import PreprocessPlan, preprocess
     from megalite.data.progress import ProgressDisplay
     from megalite.data.tokenizer import build_tokenizer
@@ -171,6 +171,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         forced = text_format if args.input_format == "text" else args.input_format
         check_apart(args.input, args.output_prefix)
         inputs = find_inputs(args.input, text_format, forced)
+        if told := repeats([part.path for part in inputs]):
+            print(f"preprocess_data: warning: {told}", file=sys.stderr)
         partition = partition_of(args)
         corpus = None
         if partition is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import glob
 import hashlib
 import os
@@ -12,6 +13,7 @@ from typing import NamedTuple
 from megalite.data.errors import DataError
 
 STDIN = "-"
+SHOWN = 5  # of a list in a message
 COMPRESSED = (".gz", ".zst", ".zstd")
 
 
@@ -71,6 +73,26 @@ def _find_files(patterns: Sequence[str]) -> list[str]:
                 raise DataError(f"--input {pattern}: no such file, folder or match")
             found.extend(matches)
     return found
+
+
+def repeats(paths: Sequence[str]) -> str | None:
+    """What a user should know who gives a file several times, under whatever names, as to weigh it more; None
+    where that is not so. Files that do not exist are left to who opens them.
+    """
+    first: dict[tuple[int, int], str] = {}
+    again = []
+    for path in paths:
+        with contextlib.suppress(OSError):
+            status = os.stat(path)
+            place = (status.st_dev, status.st_ino)
+            if place in first:
+                again.append(f"{printable(path)} (the same as {printable(first[place])})")
+            first.setdefault(place, path)
+    if not again:
+        return None
+    return f"read again, so that documents come several times: {', '.join(again[:SHOWN])}" + (
+        f" and {len(again) - SHOWN} more" if len(again) > SHOWN else ""
+    )
 
 
 def check_apart(patterns: Sequence[str], output_prefix: str) -> None:

@@ -24,8 +24,10 @@ def merge(
     """
     if not prefixes:
         raise DataError("nothing to merge: no dataset was found")
-    if os.path.realpath(output_prefix) in {os.path.realpath(prefix) for prefix in prefixes}:
-        raise DataError(f"{output_prefix}: the output is one of the inputs")
+    written = _files(output_prefix)
+    for prefix in prefixes:
+        if written & _files(prefix):
+            raise DataError(f"{output_prefix}: the output is one of the inputs, {prefix}")
     read_info(output_prefix)  # a file of its name that is no description is not written over
     info = _common_info(prefixes)
     dtype = _common_dtype(prefixes)
@@ -47,6 +49,11 @@ def merge(
     )
     publish_with_info([(writer, whole)])
     return state
+
+
+def _files(prefix: str) -> set[str]:
+    """Where the files of a dataset really lie."""
+    return {os.path.realpath(f"{prefix}.{suffix}") for suffix in ("bin", "idx", "json")}
 
 
 def _append(writer: DatasetWriter, files: DatasetFiles) -> None:

@@ -41,8 +41,8 @@ class SkippedList:
             self._file = self._partial.open("ab")
 
     def _locked(self, output_prefix: str) -> bool:
-        """Whether the file that is now locked still has the temporary name: a run that ends may have taken
-        it away between the two calls.
+        """Lock the file; whether it has the temporary name still, which a run that ends may have taken away
+        between the two calls.
         """
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -51,6 +51,9 @@ class SkippedList:
             raise DataError(f"{output_prefix}: another run is writing this output") from None
         except OSError:  # a file system without locks
             return True
+        return self._has_its_name()
+
+    def _has_its_name(self) -> bool:
         try:
             return os.path.samestat(os.fstat(self._file.fileno()), self._partial.stat())
         except FileNotFoundError:
@@ -73,15 +76,21 @@ class SkippedList:
                 self.count += 1
 
     def flush(self) -> tuple[int, int]:
-        """Everything so far reaches the disk; returns what to resume from."""
+        """Everything so far reaches the disk; returns what to resume from. Raises DataError when the file was
+        taken away, and with it the lock.
+        """
         with writing(self._partial):
             self._file.flush()
             os.fsync(self._file.fileno())
+        if not self._has_its_name():
+            raise DataError(
+                f"{self._partial}: was removed or replaced during the run; give the same command again"
+            )
         return self.count, self._file.tell()
 
     def publish(self) -> None:
         """Give the list its name, or remove it when it is empty, with the list of an earlier run; after
-        `flush`.
+        `flush`, with nothing between that takes time.
         """
         if self.count:
             self._partial.rename(self.path)

@@ -164,11 +164,39 @@ def test_a_merge_does_not_eat_its_input(tmp_path: Path, monkeypatch: pytest.Monk
     for name in ("./a", str(tmp_path / "a")):
         with pytest.raises(DataError, match="the output is one of the inputs"):
             merge(["a"], name)
+    for suffix in ("bin", "idx"):
+        Path("other").mkdir(exist_ok=True)
+        Path(f"other/link.{suffix}").symlink_to(f"../a.{suffix}")
+    Path("folder").symlink_to(".")
+    for inputs, name in ((["other/link"], "a"), (["a"], "other/link"), (["a"], "folder/a")):
+        with pytest.raises(DataError, match=f"{name}: the output is one of the inputs, {inputs[0]}"):
+            merge(inputs, name)
     assert Path("a.bin").read_bytes() == before
     lines(Path("corpus.json"))
     with pytest.raises(DataError, match=r"corpus\.json: cannot be read as a dataset's description"):
         merge(["a"], "corpus")
     assert not Path("corpus.idx").exists()
+
+
+def test_a_file_that_is_read_again_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And is read again: in Megatron-LM too that is how a file is given more weight."""
+    monkeypatch.chdir(tmp_path)
+    lines(Path("x.jsonl"))
+    Path("link.jsonl").symlink_to("x.jsonl")
+    flags = ["--tokenizer-type", "ByteLevelTokenizer", "--workers", "1", "--output-prefix", "out"]
+    done = command("preprocess_data", "--input", "x.jsonl", "./x.jsonl", "*.jsonl", *flags)
+    assert "warning: read again, so that documents come several times: ./x.jsonl (the same as x.jsonl), " in (
+        done.stderr
+    )
+    assert "link.jsonl (the same as x.jsonl), x.jsonl (the same as x.jsonl)\n" in done.stderr
+    assert open_dataset("out_text_document").documents == 4 * 3
+    write_dataset(Path("a"), [3, 4])
+    done = command("merge_datasets", "--input", "a", "./a", "--output-prefix", "whole")
+    assert (done.returncode, open_dataset("whole").tokens) == (0, 14)
+    assert "warning: read again, so that documents come several times: ./a.bin (the same as a.bin)" in (
+        done.stderr
+    )
+    assert command("merge_datasets", "--input", "a", "whole", "--output-prefix", "b").stderr == ""
 
 
 def test_a_description_does_not_outlive_its_dataset(tmp_path: Path) -> None:

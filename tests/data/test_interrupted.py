@@ -222,6 +222,28 @@ def test_no_dataset_is_published_without_its_description(
     assert not published(tmp_path)
 
 
+@pytest.mark.parametrize("how", ["removed", "replaced"])
+@pytest.mark.parametrize("file", ["out.skipped.jsonl", "out_a_document.bin", "out_b_document.idx"])
+def test_partial_output_that_something_takes_away(tmp_path: Path, file: str, how: str) -> None:
+    """Whoever takes it for a leftover and starts anew writes files of the same names."""
+    (tmp_path / "in.jsonl").write_text('{"a": "x", "b": "y"}\n{}\n{"a": "z", "b": "z"}\n')
+    work = plan(str(tmp_path / "in.jsonl"), tmp_path / "out", json_keys=["a", "b"], skip_errors=True)
+    partial = tmp_path / f"{file}.partial"
+
+    def report(_: Progress) -> None:
+        partial.unlink()
+        if how == "replaced":
+            partial.write_text("")
+
+    with pytest.raises(DataError, match=f"{file}.partial: was removed or replaced"):
+        preprocess(work, ByteLevelTokenizer(), report)
+    assert not published(tmp_path)
+    assert not (tmp_path / "out.skipped.jsonl").exists()
+    preprocess(work, ByteLevelTokenizer())
+    written = [open_dataset(str(tmp_path / f"out_{key}_document")).stream().tolist() for key in "ab"]
+    assert written == [list(b"xz"), list(b"yz")]
+
+
 def test_the_list_of_a_run_that_just_ended_is_not_cut(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
