@@ -2,6 +2,7 @@
 PYTHON ?= python3
 VENV := .venv
 PY := $(VENV)/bin/python
+CORPUS := examples/data/sample.jsonl
 SAMPLE := runs/sample
 RUN := runs/tiny_llama
 RECIPE := examples/configs/tiny_llama.yaml
@@ -33,8 +34,9 @@ $(VENV)/.installed: setup.py pyproject.toml $(wildcard csrc/*) $(if $(INSTALLED_
 	$(PY) -m pip install --no-build-isolation -e ".[test,data]"
 	@rm -f $(VENV)/.unfinished; echo "$(CURDIR)" > $@
 
-# The sample: a corpus with its tokenizer, then the binary dataset; each is made once, and again when its tool changes.
-$(SAMPLE)/tokenizer.json: tools/prepare_sample.py | $(VENV)/.installed
+# The sample: a corpus with its tokenizer, then the binary dataset; each is made once, and again when its
+# tool or what it is made of changes.
+$(SAMPLE)/tokenizer.json: tools/prepare_sample.py $(CORPUS) | $(VENV)/.installed
 	$(PY) tools/prepare_sample.py --output $(SAMPLE)
 	@touch $@
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -12,6 +13,8 @@ import pytest
 from megalite.data.errors import DataError
 from megalite.data.sample_corpus import EOD_TOKEN, prepare_sample, train_tokenizer
 from megalite.data.tokenizer import Tokenizer, build_tokenizer
+
+SAMPLE = Path(__file__).parents[2] / "examples" / "data" / "sample.jsonl"
 
 
 @pytest.fixture(scope="module")
@@ -131,3 +134,10 @@ def test_sample_is_made_once_and_the_same(trained: Path, tmp_path: Path) -> None
     assert (tmp_path / "a" / "tokenizer.json").read_bytes() == (
         tmp_path / "b" / "tokenizer.json"
     ).read_bytes()
+
+
+def test_sample_holds_no_text_of_utf8_read_as_latin1() -> None:
+    lead_then_continuation = re.compile(r"[\u0080-\u009f]|[\u00c2-\u00f4]([\u00a0-\u00bf]|$)")
+    texts = [json.loads(line)["text"] for line in SAMPLE.read_bytes().splitlines()]
+    assert any("naïve" in text for text in texts)
+    assert [text for text in texts if lead_then_continuation.search(text)] == []

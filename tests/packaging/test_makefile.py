@@ -1,4 +1,4 @@
-"""`make install`: what it makes of each state in which it may find `.venv`."""
+"""`make install`: what it makes of each state in which it may find `.venv`; when the sample is prepared again."""
 
 from __future__ import annotations
 
@@ -88,3 +88,17 @@ def test_a_moved_checkout_installs_itself_again(checkout: Path) -> None:
     moved = checkout.rename(checkout.with_name("moved"))
     assert install(moved) == UPDATED
     assert install(moved) == []
+
+
+@pytest.mark.parametrize("source", ["tools/prepare_sample.py", "examples/data/sample.jsonl"])
+def test_the_sample_is_prepared_again_when_its_source_changes(checkout: Path, source: str) -> None:
+    install(checkout)
+    prepared = "runs/sample/tokenizer.json"
+    for path in ("tools/prepare_sample.py", "examples/data/sample.jsonl", prepared):
+        (checkout / path).parent.mkdir(parents=True, exist_ok=True)
+        (checkout / path).touch()
+        os.utime(checkout / path, (1, 1))
+    up_to_date = ["make", "-q", prepared]
+    assert subprocess.run(up_to_date, cwd=checkout, timeout=60).returncode == 0
+    os.utime(checkout / source, (2, 2))
+    assert subprocess.run(up_to_date, cwd=checkout, timeout=60).returncode == 1
