@@ -1,4 +1,4 @@
-"""`make install`: what it makes of each state in which it may find `.venv`; when the sample is prepared again."""
+"""`make install`: what it makes of any `.venv` it finds; `make pretrain`: what it repeats."""
 
 from __future__ import annotations
 
