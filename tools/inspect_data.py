@@ -176,6 +176,7 @@ def show_document(dataset: IndexedDataset, document: int, tokenizer: Tokenizer |
 def show_run(args: argparse.Namespace) -> None:
     from megalite.data.build import build_sample_sources, sample_builder, training_order
     from megalite.data.data_order import RunHistory
+    from megalite.data.errors import DataError
     from megalite.data.inspect_samples import named
     from megalite.data.settings import DataFlags
     from megalite.data.splits import SPLIT_NAMES
@@ -198,28 +199,16 @@ def show_run(args: argparse.Namespace) -> None:
         for prefix, count in source.consumed(len(source)).items():
             print(f"  {count:>12,} from {prefix}")
     if args.build_cache:
-        check_cached(sources)
+        if told := builder.not_kept():
+            raise DataError(f"--build-cache: {told}")
         print("the index arrays are in place")
+    elif told := builder.not_kept():
+        print(f"inspect_data: warning: {told}", file=sys.stderr)
     if args.iteration is not None:
         history = None if order is None else RunHistory(builder, order)
         show_step(args, history or sources.get("train"))
     if args.dump is not None:
         dump_run(args, sources)
-
-
-def check_cached(sources: Mapping[str, SampleSource]) -> None:
-    """Raises DataError for index arrays in memory, where they are when the cache cannot be written."""
-    from megalite.data.errors import DataError
-    from megalite.data.index_cache import watched
-    from megalite.data.inspect_samples import index_arrays
-
-    for name, source in sources.items():
-        for array_name, array in index_arrays(name, source).items():
-            if array.size and not watched([array]):
-                raise DataError(
-                    f"--build-cache: {array_name} could not be written: is the disk of the cache full, or "
-                    "its folder read-only?"
-                )
 
 
 def saved_order(folder: str) -> OrderRecord:

@@ -13,7 +13,7 @@ import numpy as np
 from megalite import _C
 from megalite.data.errors import DataError
 from megalite.data.gpt_dataset import GPTDataset, Piece
-from megalite.data.index_cache import ArraySpec, cached_arrays, intact, watched
+from megalite.data.index_cache import ArraySpec, Tell, cached_arrays, intact, watched
 from megalite.data.sample_plan import INDEX_LIMIT_BYTES
 from megalite.data.stretches import DatasetPlace
 
@@ -118,28 +118,28 @@ class BlendedDataset:
 
 
 def cached_blend_index(
-    cache: Path | None, weights: Sequence[float], size: int
+    cache: Path | None, weights: Sequence[float], size: int, tell: Tell = lambda *_: None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """`blend_index` kept in the folder `cache`, or built in memory for None."""
+    """`blend_index` kept in the folder `cache`, or built in memory for None; `tell` as in `cached_arrays`."""
     _check_size(size)
     if cache is None:
         return blend_index(weights, size)
     description = {"kind": "blend", "weights": [weight.hex() for weight in weights], "size": size}
     given = np.array(weights, dtype=np.float64)
-    return _cached_index(cache, description, size, lambda made: _C.fill_blend(*made, given))
+    return _cached_index(cache, description, size, lambda made: _C.fill_blend(*made, given), tell)
 
 
 def cached_exhaustive_index(
-    cache: Path | None, sizes: Sequence[int], count: int | None
+    cache: Path | None, sizes: Sequence[int], count: int | None, tell: Tell = lambda *_: None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """`exhaustive_blend_index` kept in the folder `cache`, or built in memory for None."""
+    """`exhaustive_blend_index` in the same way."""
     count = sum(sizes) if count is None else min(count, sum(sizes))
     _check_size(count)
     if cache is None:
         return exhaustive_blend_index(sizes, count)
     description = {"kind": "exhaustive blend", "sizes": list(sizes), "size": count}
     given = np.array(sizes, dtype=np.int64)
-    return _cached_index(cache, description, count, lambda made: _C.fill_exhaustive_blend(*made, given))
+    return _cached_index(cache, description, count, lambda made: _C.fill_exhaustive_blend(*made, given), tell)
 
 
 def _check_size(size: int) -> None:
@@ -155,11 +155,12 @@ def _cached_index(
     description: dict[str, object],
     size: int,
     build: Callable[[list[np.ndarray]], None],
+    tell: Tell,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Of `size` samples."""
     specs = [
         ArraySpec("dataset_index", np.dtype(np.int16), (size,)),
         ArraySpec("dataset_sample_index", np.dtype(np.int64), (size,)),
     ]
-    datasets, samples = cached_arrays(cache, description, specs, build)
+    datasets, samples = cached_arrays(cache, description, specs, build, tell)
     return datasets, samples

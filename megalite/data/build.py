@@ -101,6 +101,8 @@ class Splits(NamedTuple):
     train: Dataset | None
     valid: Dataset | None
     test: Dataset | None
+    warning: str | None = None
+    """What a user should know of how they were built."""
 
 
 def build_datasets(
@@ -127,7 +129,8 @@ def build_datasets(
         mock = [
             MockDataset(tokenizer.vocab_size, seq_length, seed + i, n) for i, n in enumerate(sample_counts)
         ]
-        return Splits(*(Dataset(source, rules) if len(source) else None for source in mock))
+        train, valid, test = (Dataset(source, rules) if len(source) else None for source in mock)
+        return Splits(train, valid, test)
     wanted = [name for name, count in zip(SPLIT_NAMES, sample_counts, strict=True) if count]
     builder = sample_builder(data, seq_length, seed)
     order = training_order(builder, data, sample_counts[0], saved) if "train" in wanted else None
@@ -147,12 +150,11 @@ def build_datasets(
                 f"fewer"
             )
     orders = (order, None, None)
-    return Splits(
-        *(
-            None if source is None else Dataset(source, rules, each)
-            for source, each in zip(sources, orders, strict=True)
-        )
+    train, valid, test = (
+        None if source is None else Dataset(source, rules, each)
+        for source, each in zip(sources, orders, strict=True)
     )
+    return Splits(train, valid, test, builder.not_kept())
 
 
 def training_order(

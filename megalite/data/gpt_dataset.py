@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from megalite import _C
-from megalite.data.index_cache import ArraySpec, cached_arrays, watched
+from megalite.data.index_cache import ArraySpec, Tell, cached_arrays, watched
 from megalite.data.indexed_dataset import IndexedDataset
 from megalite.data.sample_plan import (
     SampleIndex,
@@ -35,13 +35,15 @@ class Piece(NamedTuple):
 class GPTDataset:
     """One split of one indexed dataset; sample k is a pure function of the plan and k."""
 
-    def __init__(self, dataset: IndexedDataset, plan: SamplePlan, cache: Path | None) -> None:
-        """`cache`: folder of the index arrays; None builds them in memory."""
+    def __init__(
+        self, dataset: IndexedDataset, plan: SamplePlan, cache: Path | None, tell: Tell = lambda *_: None
+    ) -> None:
+        """`cache`: folder of the index arrays, None builds them in memory; `tell` as in `cached_arrays`."""
         self.dataset = dataset
         self.plan = plan
         self.seq_length = plan.seq_length
         self.index = (
-            build_sample_index(dataset, plan) if cache is None else _cached_index(dataset, plan, cache)
+            build_sample_index(dataset, plan) if cache is None else _cached_index(dataset, plan, cache, tell)
         )
         self.reader = _C.SampleReader(dataset, *self.index, plan.seq_length, watched(self.index))
 
@@ -83,7 +85,7 @@ def identity_of(dataset: IndexedDataset, plan: SamplePlan) -> str:
     return f"{dataset.lengths_hash(plan.first, plan.last):016x}"
 
 
-def _cached_index(dataset: IndexedDataset, plan: SamplePlan, cache: Path) -> SampleIndex:
+def _cached_index(dataset: IndexedDataset, plan: SamplePlan, cache: Path, tell: Tell) -> SampleIndex:
     specs = [
         ArraySpec("document_index", np.dtype(np.int32), (plan.document_count,)),
         ArraySpec("sample_index", np.dtype(sample_index_dtype(plan)), (plan.samples + 1, 2)),
@@ -102,6 +104,6 @@ def _cached_index(dataset: IndexedDataset, plan: SamplePlan, cache: Path) -> Sam
         "separate_final_epoch": plan.separate_final_epoch,
     }
     arrays = cached_arrays(
-        cache, description, specs, lambda made: fill_sample_index(dataset, plan, SampleIndex(*made))
+        cache, description, specs, lambda made: fill_sample_index(dataset, plan, SampleIndex(*made)), tell
     )
     return SampleIndex(*arrays)

@@ -34,6 +34,9 @@ CHECKED = "checked"
 CHECK_HOLDS_SECONDS = 600.0  # longer than the processes of a job take to start
 
 
+Tell = Callable[[Path, str], None]
+
+
 class ArraySpec(NamedTuple):
     """Name, dtype and shape of one array of an entry."""
 
@@ -53,11 +56,13 @@ def cached_arrays(
     description: dict[str, object],
     specs: list[ArraySpec],
     build: Callable[[list[np.ndarray]], None],
+    tell: Tell = lambda folder, reason: None,
 ) -> list[np.ndarray]:
     """The arrays of `description`, mapped read-only from `folder`; `build` fills them when they are
     not there yet.
 
-    Built in memory when the folder cannot be written. Raises DataError when they do not fit there either.
+    Built in memory when the folder cannot be written, which `tell` is told with the reason. Raises DataError
+    when they do not fit there either.
     """
     entry = folder / cache_key(description)
     if _is_checked(entry, specs) and (found := _open(entry, specs, check=False)) is not None:
@@ -83,6 +88,7 @@ def cached_arrays(
             f"{folder}: an index of {size / 1e9:.1f} GB cannot be kept there ({reason}), nor in memory; give "
             "--data-cache-path a folder with more room, or ask for fewer samples"
         ) from None
+    tell(folder, reason.strerror or str(reason))
     build(arrays)
     return arrays
 

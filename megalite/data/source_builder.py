@@ -39,6 +39,21 @@ class SourceBuilder:
         self.seed = seed
         self.cache = cache
         self._opened: dict[str, IndexedDataset] = {}
+        self._not_kept: dict[Path, str] = {}
+
+    def not_kept(self) -> str | None:
+        """What a user should know of index arrays that could not be written; None where all could."""
+        if not self._not_kept:
+            return None
+        folder, reason = next(iter(self._not_kept.items()))
+        more = f" and {len(self._not_kept) - 1} other folders" if len(self._not_kept) > 1 else ""
+        return (
+            f"index arrays cannot be kept in {folder} ({reason}){more}: every process builds and holds them "
+            "by itself; give --data-cache-path a folder that can be written"
+        )
+
+    def _tell(self, folder: Path, reason: str) -> None:
+        self._not_kept[folder] = reason
 
     def build(self, name: str, blend: Blend, share: Share, size: int | None) -> GPTDataset | BlendedDataset:
         """The samples of a run from its beginning, in Megatron-LM's order: at least `size`, or one epoch for
@@ -54,14 +69,14 @@ class SourceBuilder:
                     f"{name} split: none of the {len(datasets)} datasets holds one whole sample of "
                     f"{self.seq_length} tokens"
                 )
-            return BlendedDataset(datasets, *cached_exhaustive_index(self.cache, lengths, size))
+            return BlendedDataset(datasets, *cached_exhaustive_index(self.cache, lengths, size, self._tell))
         if size is None:
             raise DataError(
                 f"{name} split: a blend with weights has no natural length; say how many samples are wanted"
             )
         weights = normalize(blend.weights)
         targets = samples_per_dataset(weights, size)
-        datasets_of, samples_of = cached_blend_index(self.cache, normalize(weights), sum(targets))
+        datasets_of, samples_of = cached_blend_index(self.cache, normalize(weights), sum(targets), self._tell)
         # Rounding may draw a dataset more often than its share: what is drawn is built, whatever the weights.
         drawn = np.bincount(datasets_of, minlength=len(targets))
         needed = [max(with_surplus(target), int(count)) for target, count in zip(targets, drawn, strict=True)]
@@ -73,11 +88,11 @@ class SourceBuilder:
         """
         count = max(0, samples - stretch.first_sample)
         if stretch.left is not None:
-            datasets_of, samples_of = cached_exhaustive_index(self.cache, stretch.left, count)
+            datasets_of, samples_of = cached_exhaustive_index(self.cache, stretch.left, count, self._tell)
         else:
             weights = normalize(stretch.weights or [1.0])
             count = sum(samples_per_dataset(weights, count))
-            datasets_of, samples_of = cached_blend_index(self.cache, normalize(weights), count)
+            datasets_of, samples_of = cached_blend_index(self.cache, normalize(weights), count, self._tell)
         drawn = np.bincount(datasets_of, minlength=len(stretch.datasets))
         self._open(place.prefix for place in stretch.datasets)
         grown: list[DatasetPlace] = []
@@ -138,7 +153,7 @@ class SourceBuilder:
         return plan_samples(dataset, documents, self.seq_length, seed, size)
 
     def _index(self, prefix: str, plan: SamplePlan) -> GPTDataset:
-        return GPTDataset(self.open(prefix), plan, self.cache or default_cache(prefix))
+        return GPTDataset(self.open(prefix), plan, self.cache or default_cache(prefix), self._tell)
 
     def _dataset(self, prefix: str, share: Share, size: int | None) -> GPTDataset:
         return self._index(prefix, self._plan(prefix, share, size, 0))

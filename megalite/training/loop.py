@@ -61,6 +61,8 @@ def run(config: Config, topology: Topology) -> None:
             datasets = on_every_rank(lambda: open_datasets(config, order), DataError, TrainingError)
         if datasets.train is not None and datasets.train.order is not None and not config.batch.skip_train:
             lines += datasets.train.order.lines
+        if datasets.warning is not None:
+            lines.append(f"warning: {datasets.warning}")
         for line in [*_description(trainer), *lines]:
             reporter.say(line)
         if not config.batch.skip_train:

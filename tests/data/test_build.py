@@ -21,7 +21,7 @@ def build(config: DataConfig, counts: tuple[int, int, int], seq_length: int = 8)
 
 def test_counts_and_empty_splits(tmp_path: Path) -> None:
     prefix = write_dataset(tmp_path / "d", [20] * 100)
-    train, valid, test = build(data_config(tmp_path / "c", prefix, split="90,10,0"), (1000, 50, 0))
+    train, valid, test, _ = build(data_config(tmp_path / "c", prefix, split="90,10,0"), (1000, 50, 0))
     assert train is not None
     assert valid is not None
     assert len(train) >= 1000
@@ -38,7 +38,7 @@ def test_split_without_documents(tmp_path: Path) -> None:
 
 
 def test_dataset_smaller_than_a_sample_repeats(tmp_path: Path) -> None:
-    train, _, _ = build(
+    train, *_ = build(
         data_config(tmp_path / "c", write_dataset(tmp_path / "d", [3])), (4, 0, 0), seq_length=16
     )
     assert train is not None
@@ -59,7 +59,7 @@ def test_no_data(tmp_path: Path) -> None:
 
 def test_blend_in_proportion_to_its_weights(tmp_path: Path) -> None:
     a, b = (write_dataset(tmp_path / name, [50] * 20, seed=i) for i, name in enumerate("ab"))
-    train, _, _ = build(data_config(tmp_path / "c", "3", a, "1", b), (400, 0, 0))
+    train, *_ = build(data_config(tmp_path / "c", "3", a, "1", b), (400, 0, 0))
     assert train is not None
     assert train.samples.consumed(400) == {a: 300, b: 100}
 
@@ -68,7 +68,7 @@ def test_blend_in_proportion_to_its_weights(tmp_path: Path) -> None:
 def test_extreme_weights_and_the_same_path_twice(tmp_path: Path, weights: tuple[str, str]) -> None:
     prefix = write_dataset(tmp_path / "d", [8] * 11)  # about 10 samples
     for size in (1, 2, 7, 100):
-        train, _, _ = build(data_config(tmp_path / "c", weights[0], prefix, weights[1], prefix), (size, 0, 0))
+        train, *_ = build(data_config(tmp_path / "c", weights[0], prefix, weights[1], prefix), (size, 0, 0))
         assert train is not None
         out = np.empty((len(train), 9), dtype=np.int64)
         train.samples.read(np.arange(len(train)), out)
@@ -77,7 +77,7 @@ def test_extreme_weights_and_the_same_path_twice(tmp_path: Path, weights: tuple[
 def test_blend_without_weights_goes_by_size(tmp_path: Path) -> None:
     a, b = write_dataset(tmp_path / "a", [90]), write_dataset(tmp_path / "b", [30])
     c = write_dataset(tmp_path / "c", [2])  # shorter than a sample: it gives none
-    train, _, _ = build(data_config(tmp_path / "cache", a, b, c), (14, 0, 0))
+    train, *_ = build(data_config(tmp_path / "cache", a, b, c), (14, 0, 0))
     assert train is not None
     assert train.samples.consumed(14) == {a: 11, b: 3, c: 0}
     with pytest.raises(DataError, match=r"15 samples are wanted, .* gives 14; give each a weight"):
@@ -89,7 +89,7 @@ def test_paths_per_split(tmp_path: Path) -> None:
     config = DataConfig(
         train_data_path=(a,), valid_data_path=("2", a, "1", b), data_cache_path=str(tmp_path / "c")
     )
-    train, valid, test = build(config, (5, 6, 7))
+    train, valid, test, _ = build(config, (5, 6, 7))
     assert train is not None
     assert valid is not None
     assert train.samples.consumed(5) == {a: 5}
@@ -100,7 +100,7 @@ def test_paths_per_split(tmp_path: Path) -> None:
 def test_data_args_path(tmp_path: Path) -> None:
     a, b = write_dataset(tmp_path / "a", [50] * 20), write_dataset(tmp_path / "b", [50] * 20)
     (tmp_path / "args").write_text(f"0.25 {a}\n0.75 {b}\n")
-    train, _, _ = build(data_config(tmp_path / "c", data_args_path=str(tmp_path / "args")), (100, 0, 0))
+    train, *_ = build(data_config(tmp_path / "c", data_args_path=str(tmp_path / "args")), (100, 0, 0))
     assert train is not None
     assert train.samples.consumed(100) == {a: 25, b: 75}
     with pytest.raises(DataError, match=r"--data-args-path .*nowhere"):
@@ -115,7 +115,7 @@ def test_mixed_list_of_weights_and_paths(tmp_path: Path) -> None:
 
 def test_pieces_name_documents(tmp_path: Path) -> None:
     prefix = numbered_dataset(tmp_path / "d", documents=5, length=4)
-    train, _, _ = build(data_config(tmp_path / "c", "1", prefix, "1", prefix), (6, 0, 0), seq_length=6)
+    train, *_ = build(data_config(tmp_path / "c", "1", prefix, "1", prefix), (6, 0, 0), seq_length=6)
     assert train is not None
     out = np.empty((6, 7), dtype=np.int64)
     train.samples.read(np.arange(6), out)
@@ -129,7 +129,7 @@ def test_pieces_name_documents(tmp_path: Path) -> None:
 
 
 def test_mock_data(tmp_path: Path) -> None:
-    train, valid, test = build(data_config(tmp_path / "c", mock_data=True), (10, 5, 0))
+    train, valid, test, _ = build(data_config(tmp_path / "c", mock_data=True), (10, 5, 0))
     assert train is not None
     assert valid is not None
     assert test is None

@@ -21,6 +21,7 @@ from tokenizers.models import WordLevel
 
 from megalite.config.blend import read_data_args
 from megalite.data import engine_check, records
+from megalite.data.build import build_datasets
 from megalite.data.dataset_info import read_info
 from megalite.data.documents import parse_document
 from megalite.data.errors import DataError
@@ -35,7 +36,7 @@ from megalite.data.tokenizer.byte_level import ByteLevelTokenizer
 from megalite.data.tokenizer.huggingface import _configured_eod
 from megalite.data.tokenizer.null import NullTokenizer
 from megalite.data.verify import verify
-from tests.data.corpora import write_dataset
+from tests.data.corpora import Words, data_config, write_dataset
 
 
 @pytest.mark.parametrize(
@@ -245,9 +246,18 @@ def test_a_cache_that_is_not_written_is_not_reported_as_built(
     prefix = write_dataset(tmp_path / "a", [40] * 5)
     (tmp_path / "file").touch()
     flags = ["--data-path", prefix, "--split", "1", "--seq-length", "8", "--build-cache"]
-    assert main([*flags, "--data-cache-path", str(tmp_path / "file" / "cache")]) == 1
-    assert "train.document_index could not be written" in capsys.readouterr().err
+    nowhere = ["--data-cache-path", str(tmp_path / "file" / "cache")]
+    assert main([*flags, *nowhere]) == 1
+    message = f"index arrays cannot be kept in {tmp_path / 'file' / 'cache'} (Not a directory): every process"
+    assert f"error: --build-cache: {message}" in capsys.readouterr().err
+    assert main([*flags[:-1], "--train-samples", "3", "--valid-samples", "3", *nowhere]) == 0
+    assert capsys.readouterr().err.count(f"warning: {message}") == 1
     assert main([*flags, "--data-cache-path", str(tmp_path / "cache")]) == 0
+    assert capsys.readouterr().err == ""
+    for cache, told in (("file/cache", message), ("cache", None)):
+        config = data_config(tmp_path / cache, "1", prefix, "2", prefix)
+        found = build_datasets(config, Words(1000, 999), 8, 1, (9, 0, 0)).warning
+        assert found is told is None or message in str(found)
 
 
 def test_an_output_in_a_folder_that_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -118,6 +118,8 @@ def places_can_be_written(c: Candidate) -> Iterator[Finding]:
         "data_cache_path": config.data.data_cache_path,
     }
     for name, folder in folders.items():
+        if name == "data_cache_path" and folder is not None and Path(folder).is_dir():
+            continue  # arrays that are there are read where none can be added, which a warning tells
         if folder is not None and (problem := _unusable(Path(folder))):
             yield name, folder, problem, "give a folder that can be made and written to"
     metrics = config.logging.metrics_file
