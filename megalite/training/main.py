@@ -12,6 +12,7 @@ from megalite.config import Config, ConfigErrors, exit_with_errors, kv_replicas
 from megalite.config.rules.apex import check_device
 from megalite.leave import last_words, leave
 from megalite.training.launcher import Place, place_of
+from megalite.training.orphan import end_with_torchrun
 from megalite.training.preflight import configured
 from megalite.training.process_group import process_group
 
@@ -28,6 +29,7 @@ def main(argv: Sequence[str]) -> int:
         place = place_of(os.environ)
     except ConfigErrors as errors:
         exit_with_errors(errors, rank=0)  # no rank can be trusted to be the one that speaks
+    end_with_torchrun()
     config = configured(argv, place.world_size, place.rank)
     from torch.distributed.elastic.multiprocessing.errors import record
 

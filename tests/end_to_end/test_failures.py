@@ -125,8 +125,8 @@ def test_a_rank_that_raises_ends_the_job_with_its_message() -> None:
 
 
 @pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="finds the rank through /proc")
-@pytest.mark.parametrize("rank", [0, 1])
-def test_a_rank_that_is_killed_ends_the_job(rank: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize("killed", ["rank 0", "rank 1", "torchrun"])
+def test_a_process_that_is_killed_ends_the_job(killed: str, tmp_path: Path) -> None:
     mark = f"STARTED_BY={tmp_path}"
     process = subprocess.Popen(
         command("--train-iters", "1000000", "--pipeline-model-parallel-size", "2"),
@@ -141,11 +141,15 @@ def test_a_rank_that_is_killed_ends_the_job(rank: int, tmp_path: Path) -> None:
     try:
         assert process.stdout is not None
         assert any(" iteration        3/" in line for line in process.stdout), "the run never got going"
-        (victim,) = processes_with(mark, f"RANK={rank}")
+        ranks = [processes_with(mark, f"RANK={rank}")[0] for rank in (0, 1)]
+        victim = process.pid if killed == "torchrun" else ranks[int(killed[-1])]
         os.kill(victim, signal.SIGKILL)
-        _, errors = process.communicate()
-        assert process.returncode == 1, "the job must end by itself"
-        assert f"Signal 9 (SIGKILL) received by PID {victim}" in errors
+        _, errors = process.communicate()  # returns when the last that could write has ended
+        if killed == "torchrun":
+            assert errors.count(f"error: torchrun (process {victim}) has died: its ranks end\n") == 2
+        else:
+            assert process.returncode == 1, "the job must end by itself"
+            assert f"Signal 9 (SIGKILL) received by PID {victim}" in errors
         assert not processes_with(mark), "no rank may outlive the job"
     finally:
         watchdog.cancel()
