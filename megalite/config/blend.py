@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
+
+from megalite.config.regular_file import open_regular
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,7 @@ def read_data_args(path: str) -> tuple[str, ...]:
 
     Raises OSError, and ValueError for a file that is no such list.
     """
-    with Path(path).open("rb") as file:
+    with open_regular(path) as file:
         content = file.read(DATA_ARGS_BYTES + 1)
     if len(content) > DATA_ARGS_BYTES:
         raise ValueError(f"more than {DATA_ARGS_BYTES >> 20} MiB: expected weights and prefixes of datasets")

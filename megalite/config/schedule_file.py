@@ -11,9 +11,12 @@ F is a forward, B a backward; I and W are a backward's two parts, input and weig
 from __future__ import annotations
 
 import csv
+import io
 import re
 from dataclasses import dataclass
 from pathlib import Path
+
+from megalite.config.regular_file import open_regular
 
 CELL = re.compile(r"(\d{1,7})([FBIW])(\d{1,7})")
 MOST_BYTES = 2**24
@@ -40,7 +43,7 @@ def read_schedule_file(path: str | Path) -> ScheduleFile:
     try:
         if Path(path).stat().st_size > MOST_BYTES:
             raise ValueError(f"{path} has more than {MOST_BYTES >> 20} MiB")
-        with Path(path).open(newline="", encoding="ascii") as lines:
+        with io.TextIOWrapper(open_regular(path), encoding="ascii", newline="") as lines:
             rows = list(csv.reader(lines))
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         reason = getattr(error, "strerror", None) or "not a CSV file"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Any
@@ -10,6 +11,7 @@ import yaml
 
 from megalite.config import megatron
 from megalite.config.errors import ConfigError, nearest
+from megalite.config.regular_file import open_regular
 from megalite.config.schema import Config
 from megalite.config.schema.fields import flag_name
 from megalite.config.settings import GROUPS, SETTINGS, switches
@@ -36,7 +38,7 @@ class YamlFile:
 def read_yaml_file(path: str) -> YamlFile:
     """Read one `--config` file. A file that cannot be read gives its error and no values."""
     try:
-        with open(path, encoding="utf-8") as stream:
+        with io.TextIOWrapper(open_regular(path), encoding="utf-8") as stream:
             content = yaml.load(stream, Loader=_UniqueKeys)  # a SafeLoader
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "not a text file"

@@ -232,8 +232,9 @@ def _blends(data: DataSettings) -> list[Blend | None]:
         flag = f"--data-args-path {data.data_args_path}"
         try:
             values: Sequence[str] = read_data_args(data.data_args_path)
-        except (OSError, UnicodeDecodeError) as error:
-            raise DataError(f"{flag}: cannot be read: {error}") from None
+        except (OSError, ValueError) as error:
+            reason = getattr(error, "strerror", None) or error
+            raise DataError(f"{flag}: cannot be read: {reason}") from None
         blend = _blend(flag, values)
     else:
         blend = _blend("--data-path", data.data_path)

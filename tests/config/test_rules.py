@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import math
+import os
 from pathlib import Path
 
 import pytest
@@ -573,6 +574,21 @@ def test_a_data_args_file_is_read(tmp_path: Path) -> None:
     assert len(found) == 1
     assert "gone.idx" in found[0]
     assert "cannot be read" in errors_of(minimal("--data-args-path nowhere", without="--mock-data"))[0]
+
+
+def test_pipes_and_devices_are_no_files(tmp_path: Path) -> None:
+    """Opening a pipe waits for whoever writes to it."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    tables = "--pipeline-model-parallel-size 2 --global-batch-size 4 --pipeline-schedule-csv"
+    for flag, without in (("--data-args-path", "--mock-data"), ("--config", ""), (tables, "")):
+        for given in (str(pipe), "/dev/zero"):
+            found = errors_of(minimal(f"{flag} {given}", without=without), 2)
+            assert any("cannot be read: is a pipe or a device, not a file" in error for error in found), found
+    for suffix in ("idx", "bin"):
+        os.mkfifo(tmp_path / f"d.{suffix}")
+    found = errors_of(minimal(f"--data-path {tmp_path}/d", without="--mock-data"))
+    assert found[0].startswith(f"--data-path {tmp_path}/d: no such file: "), found
 
 
 def test_per_split_paths_need_the_training_one(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ import pytest
 from tokenizers import Encoding, Tokenizer
 from tokenizers.models import WordLevel
 
+from megalite.config import blend
 from megalite.config.blend import read_data_args
 from megalite.data import engine_check, records
 from megalite.data.build import build_datasets
@@ -293,9 +294,14 @@ def test_a_share_of_very_many_is_refused_in_little_memory(tmp_path: Path) -> Non
     assert most < 1 << 20  # a list of them all has 100 MB
 
 
-def test_a_list_of_datasets_without_end() -> None:
-    with pytest.raises(ValueError, match="more than 64 MiB: expected weights and prefixes"):
-        read_data_args("/dev/zero")
+def test_a_list_of_datasets_without_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "list").write_text("corpus " * 3)
+    monkeypatch.setattr(blend, "DATA_ARGS_BYTES", 20)
+    with pytest.raises(ValueError, match="more than 0 MiB: expected weights and prefixes"):
+        read_data_args(str(tmp_path / "list"))
+    for path, reason in ((str(tmp_path / "list"), "more than 0 MiB"), ("/dev/zero", "is a pipe or a device")):
+        with pytest.raises(DataError, match=f"--data-args-path {path}: cannot be read: {reason}"):
+            build_datasets(data_config(tmp_path, data_args_path=path), Words(9, 8), 8, 1, (1, 0, 0))
 
 
 def test_what_is_no_file_is_not_replaced(tmp_path: Path) -> None:
