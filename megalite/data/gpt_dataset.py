@@ -4,6 +4,7 @@ order.
 
 from __future__ import annotations
 
+from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,6 +22,8 @@ from megalite.data.sample_plan import (
     shuffle_index_dtype,
 )
 from megalite.data.stretches import DatasetPlace, Round
+
+SAMPLED_TOKENS = 512  # of a dataset's identity, at three places: a page or two each
 
 
 class Piece(NamedTuple):
@@ -72,7 +75,11 @@ class GPTDataset:
     def places(self, samples: int) -> list[DatasetPlace]:
         """How far it is read after the first `samples`."""
         epochs = Round(self.plan.epochs, self.plan.separate_final_epoch)
-        return [DatasetPlace(self.prefix, identity_of(self.dataset, self.plan), (epochs,), samples)]
+        return [DatasetPlace(self.prefix, self._identity, (epochs,), samples)]
+
+    @cached_property
+    def _identity(self) -> str:
+        return identity_of(self.dataset, self.plan.first, self.plan.last)
 
 
 def default_cache(prefix: str) -> Path:
@@ -80,9 +87,18 @@ def default_cache(prefix: str) -> Path:
     return Path(f"{prefix}.cache")
 
 
-def identity_of(dataset: IndexedDataset, plan: SamplePlan) -> str:
-    """A hash of the lengths of the documents of `plan`."""
-    return f"{dataset.lengths_hash(plan.first, plan.last):016x}"
+def identity_of(dataset: IndexedDataset, first: int, last: int) -> str:
+    """A hash of the lengths of documents [first, last), and of the tokens at their beginning, middle and end:
+    where all documents have one length, the lengths do not tell datasets apart. Raises DataError.
+    """
+    tokens = dataset.tokens_between(first, last)
+    start = int(dataset.offsets[first]) // np.dtype(dataset.dtype).itemsize if tokens else 0
+    inside = dataset.stream()[start : start + tokens]
+    middle = tokens // 2
+    pieces = (inside[:SAMPLED_TOKENS], inside[middle : middle + SAMPLED_TOKENS], inside[-SAMPLED_TOKENS:])
+    content = _C.content_hash(np.concatenate(pieces))
+    dataset.check_read()
+    return f"{dataset.lengths_hash(first, last):016x}{content:016x}"
 
 
 def _cached_index(dataset: IndexedDataset, plan: SamplePlan, cache: Path, tell: Tell) -> SampleIndex:
@@ -93,9 +109,8 @@ def _cached_index(dataset: IndexedDataset, plan: SamplePlan, cache: Path, tell: 
     ]
     description: dict[str, object] = {
         "kind": "samples",
-        # Not the path: the same documents at another place have the same index, other documents at this
-        # place do not.
-        "lengths_hash": identity_of(dataset, plan),
+        # Neither path nor tokens: documents of the same lengths have the same index, whatever they hold.
+        "lengths_hash": f"{dataset.lengths_hash(plan.first, plan.last):016x}",
         "documents": [plan.first, plan.last],
         "tokens": plan.tokens,
         "seq_length": plan.seq_length,

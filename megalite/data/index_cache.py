@@ -1,4 +1,5 @@
-"""Index arrays kept on disk, named by everything that they depend on.
+"""Index arrays kept on disk, named by everything that they depend on: of samples that is the lengths of the
+documents, not what they hold, so that datasets of equal lengths share an entry.
 
 An entry is a folder that is written under a temporary name and renamed when complete, so that a reader never
 sees half of one, whoever else writes. It keeps a hash of each array, so that one that was damaged since is

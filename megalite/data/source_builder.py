@@ -20,7 +20,7 @@ from megalite.data.blended_dataset import (
 )
 from megalite.data.continued_blend import ContinuedBlend
 from megalite.data.errors import DataError
-from megalite.data.gpt_dataset import GPTDataset, default_cache
+from megalite.data.gpt_dataset import GPTDataset, default_cache, identity_of
 from megalite.data.indexed_dataset import IndexedDataset, open_dataset
 from megalite.data.sample_plan import SamplePlan, plan_samples
 from megalite.data.splits import Share, document_range
@@ -123,10 +123,9 @@ class SourceBuilder:
         )
 
     def identity(self, prefix: str, share: Share) -> str:
-        """Hash of what the order of a dataset depends on."""
+        """`identity_of` the documents of a dataset's share."""
         dataset = self.open(prefix)
-        first, last = document_range(share, dataset.sequences)
-        return f"{dataset.lengths_hash(first, last):016x}"
+        return identity_of(dataset, *document_range(share, dataset.sequences))
 
     def plans(self, place: DatasetPlace, share: Share) -> list[SamplePlan]:
         """The rounds of a dataset."""

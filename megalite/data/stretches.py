@@ -37,7 +37,7 @@ class DatasetPlace:
 
     prefix: str
     identity: str
-    """Hash of the lengths of its documents: other data under the same name is told from it."""
+    """Hash of the lengths and some tokens of its documents: other data of the same name is told from it."""
     rounds: tuple[Round, ...]
     place: int
     """The next sample, counted over all rounds."""

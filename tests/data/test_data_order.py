@@ -194,14 +194,15 @@ def test_a_dataset_named_twice_is_read_on_as_one(tmp_path: Path) -> None:
     assert len(run.tokens) == before + 10
 
 
-def test_other_data_under_a_name_begins_anew_and_moved_data_does_not(tmp_path: Path) -> None:
+@pytest.mark.parametrize("documents", [30, 40])  # or as many, of the same lengths, with other tokens
+def test_other_data_under_a_name_begins_anew_and_moved_data_does_not(tmp_path: Path, documents: int) -> None:
     a, b = pair(tmp_path)
     run = Run(tmp_path)
     run.draw(20, 60, "1", a, "1", b)
     (tmp_path / "moved").mkdir()
     for suffix in (".bin", ".idx"):
         Path(a + suffix).rename(tmp_path / "moved" / f"a{suffix}")
-    numbered_dataset(tmp_path / "b", 30, 20, first=1000)
+    numbered_dataset(tmp_path / "b", documents, 20, first=3000)
     moved = str(tmp_path / "moved" / "a")
     run.draw(20, 60, "1", moved, "1", f"{tmp_path}/./b")
     assert run.lines[1:] == (
@@ -209,6 +210,10 @@ def test_other_data_under_a_name_begins_anew_and_moved_data_does_not(tmp_path: P
         f"warning: {tmp_path}/./b holds other documents than it did: read from the beginning",
     )
     assert len(set(run.of(0, 1000))) == 20 * SEQ
+    (tmp_path / "next").mkdir()
+    other = numbered_dataset(tmp_path / "next" / "a", 40, 20, first=5000)
+    run.draw(20, 60, "1", other, "1", f"{tmp_path}/b")
+    assert run.lines[1] == f"{other} is new"
 
 
 def test_another_seed_split_or_sequence_is_the_order_of_a_new_run(tmp_path: Path) -> None:
