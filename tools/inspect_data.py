@@ -301,8 +301,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             or args.data_args_path
         ):
             show_run(args)
-    except (DataError, OSError) as error:
-        print(f"inspect_data: error: {error}", file=sys.stderr)
+    except (DataError, OSError, MemoryError) as error:
+        print(f"inspect_data: error: {str(error) or 'out of memory'}", file=sys.stderr)
         return 1
     return 0
 

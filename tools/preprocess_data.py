@@ -26,6 +26,7 @@ NOT_HERE = {
     "--trust-remote-code": "no code of a tokenizer is run here",
     "--tokenizer-hf-no-use-fast": "convert the tokenizer to a tokenizer.json",
 }
+MOST_PARTITIONS = 1_000_000
 MOST_WORKERS = 1024  # with 5,000 on two cores the tokenizers library took minutes over a second's work
 
 
@@ -38,7 +39,7 @@ class _Refuse(argparse.Action):
 
 
 def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    from megalite.data.settings import add_tokenizer_flags
+    from megalite.data.settings import add_tokenizer_flags, utf8, whole
 
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
@@ -66,6 +67,7 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     data.add_argument(
         "--json-keys",
         nargs="+",
+        type=utf8,
         default=["text"],
         help="Keys or columns to read, a dataset each; outer.inner for nested ones (default: text).",
     )
@@ -88,7 +90,10 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     )
     work = parser.add_argument_group("work")
     work.add_argument(
-        "--workers", type=int, default=os.cpu_count() or 1, help="Tokenizer threads (default: all cores)."
+        "--workers",
+        type=whole(1, MOST_WORKERS),
+        default=min(os.cpu_count() or 1, MOST_WORKERS),
+        help="Tokenizer threads (default: all cores, which is best).",
     )
     work.add_argument(
         "--engine",
@@ -100,17 +105,19 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
         "64 MiB, else the library.",
     )
     work.add_argument(
-        "--partitions", type=int, help="Do one share of the inputs, of as many bytes as the others."
+        "--partitions",
+        type=whole(1, MOST_PARTITIONS),
+        help="Do one share of the inputs, of as many bytes as the others.",
     )
     work.add_argument(
         "--partition-index",
-        type=int,
+        type=whole(0, MOST_PARTITIONS - 1),
         help="Which share, from 0. Default: the task's place in its SLURM array. Without either all is done "
         "here.",
     )
     work.add_argument(
         "--log-interval",
-        type=int,
+        type=whole(1),
         default=1000,
         metavar="DOCUMENTS",
         help="A progress line after so many documents, at most one a second, where there is no terminal.",
@@ -134,8 +141,6 @@ def partition_of(args: argparse.Namespace) -> tuple[int, int] | None:
         if args.partition_index is not None:
             raise DataError("--partition-index needs --partitions")
         return None
-    if args.partitions < 1:
-        raise DataError(f"--partitions {args.partitions}: expected 1 or more")
     index, task = args.partition_index, os.environ.get("SLURM_ARRAY_TASK_ID")
     if index is None and task is not None:
         first = os.environ.get("SLURM_ARRAY_TASK_MIN", "0")
@@ -147,7 +152,7 @@ def partition_of(args: argparse.Namespace) -> tuple[int, int] | None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     args = arguments(argv)
-    os.environ.setdefault("RAYON_NUM_THREADS", str(args.workers))  # read when the tokenizers library starts
+    os.environ["RAYON_NUM_THREADS"] = str(args.workers)  # read when a library starts that is written in Rust
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
     os.environ.setdefault("FASTOKENS_BPE_THREADS", "1")  # a batch; as many batches as workers at a time
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # NumPy's, of which none has work here
@@ -160,14 +165,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     _C.keep_freed_memory(KEPT_BYTES)
     try:
-        if not 1 <= args.workers <= MOST_WORKERS:
-            raise DataError(f"--workers {args.workers}: expected 1 to {MOST_WORKERS}; all cores is best")
         tokenizer = build_tokenizer(
             args,
             args.vocab_size,
             add_special_tokens=not args.tokenizer_hf_no_include_special_tokens,
             allow_special_tokens=args.allow_special_tokens,
-            workers=args.workers,
         )
         text_format = "text" if args.text_documents == "file" else "paragraphs"
         forced = text_format if args.input_format == "text" else args.input_format
@@ -199,8 +201,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
         with ProgressDisplay(plan.inputs, args.log_interval) as display:
             infos = preprocess(plan, tokenizer, display.show)
-    except (DataError, OSError) as error:
-        print(f"preprocess_data: error: {error}", file=sys.stderr)
+    except (DataError, OSError, MemoryError) as error:
+        print(f"preprocess_data: error: {str(error) or 'out of memory'}", file=sys.stderr)
         return 1
     for key, info in zip(args.json_keys, infos, strict=True):
         print(f"{plan.prefix(key)}: {info.documents:,} documents, {info.tokens:,} tokens of {info.dtype}")

@@ -54,6 +54,8 @@ def _parse_json(content: bytes) -> object:
     try:
         return orjson.loads(content)
     except orjson.JSONDecodeError as error:
+        if error.msg.startswith("Not enough memory"):  # orjson's only word of it
+            raise MemoryError from None
         if not content.strip():
             raise DataError("expected a JSON object, found a blank line") from None
         raise DataError(f"not valid JSON: {error}: {_excerpt(content)}") from None

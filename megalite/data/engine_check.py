@@ -74,7 +74,9 @@ def compare(engine: Tokenizer, reference: Tokenizer, texts: Sequence[str]) -> No
     """Raises DataError for the first of `texts` with other ids."""
     with library_errors("--engine: it fails on text that the library encodes"):
         found = engine.encode_batch(texts)
-    for text, ours, theirs in zip(texts, found, reference.encode_batch(texts), strict=True):
+    with library_errors("--engine: the library fails on text that the engine encodes"):
+        expected = reference.encode_batch(texts)
+    for text, ours, theirs in zip(texts, found, expected, strict=True):
         if list(ours) == theirs:
             continue
         place = next((i for i, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b), None)

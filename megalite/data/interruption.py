@@ -15,7 +15,11 @@ def end_on_interrupt(message: str) -> None:
 
     A KeyboardInterrupt is no way out of an import: numpy takes it for a broken installation, orjson ends in
     a SIGSEGV. Nor would it end the process, as Python waits for threads, which may be in a long text.
+
+    To be called before numpy is imported: its OpenBLAS sends itself a SIGINT when it gets no threads, so it
+    is told to want none; nothing here multiplies matrices.
     """
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
     def end(number: int, frame: FrameType | None) -> None:
         if os.isatty(2):

@@ -31,12 +31,14 @@ from megalite.data.indexed_dataset import DatasetWriter, token_dtype
 from megalite.data.inputs import Part, printable
 from megalite.data.records import Records, line_number, read_records
 from megalite.data.resume import Checkpoint, Place, RunState
+from megalite.data.shortage import check_room, started_pool
 from megalite.data.skipped import Skip, SkippedList
 from megalite.data.tokenizer import Tokenizer
 from megalite.data.tokenizer.base import library_errors
 
 BATCH_BYTES = 1 << 20
 BATCH_DOCUMENTS = 2048
+PARSED_BYTES = 16  # of memory for each byte of a line: orjson 3.11 takes 12, and 4 for a string with an emoji
 IN_FLIGHT_BYTES = 64 << 20
 CHECKPOINT_SECONDS = 20.0
 OUTPUT_SUFFIXES = ("bin", "idx", "boundaries", "json")
@@ -168,7 +170,7 @@ def preprocess(
 @contextlib.contextmanager
 def _threads(count: int) -> Iterator[ThreadPoolExecutor]:
     """A pool whose end waits for nothing: after an error nobody wants what its threads are busy with."""
-    pool = ThreadPoolExecutor(count)
+    pool = started_pool(count)
     try:
         yield pool
     finally:
@@ -236,6 +238,7 @@ def _read_batches(plan: PreprocessPlan, start: Place, state: RunState) -> Iterat
 
 def _parse(records: Records, part: Part, place: Place, plan: PreprocessPlan) -> _Batch:
     """The documents of `records`."""
+    check_room(PARSED_BYTES * records.size)
     numbers = range(records.number - len(records.contents) + 1, records.number + 1)
     keys, ones = plan.json_keys, [1] * len(numbers)
     strings = parse_strings(records.contents, keys) if part.format == "json" else None
@@ -295,6 +298,9 @@ def _encode(batch: _Batch, tokenizer: Tokenizer, eod: int | None, skip_errors: b
                 encode_documents(texts, counts, tokenizer, eod)
                 for texts, counts in zip(batch.texts, batch.counts, strict=True)
             ]
+    except MemoryError as error:
+        told = str(error) or "out of memory"
+        raise MemoryError(f"{batch.part.path}: up to record {batch.place.records}: {told}") from None
     except DataError:
         if not _leave_out(batch, tokenizer, skip_errors):
             raise

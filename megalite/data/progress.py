@@ -14,6 +14,8 @@ from megalite.data.preprocess import Progress
 if TYPE_CHECKING:
     from rich.progress import Progress as Bar
 
+REFRESH_SECONDS = 0.1
+
 
 class ProgressDisplay:
     """Documents/s, MB/s, tokens/s and the time left, on standard error.
@@ -49,7 +51,8 @@ class ProgressDisplay:
                 TimeRemainingColumn(),
                 TextColumn("{task.description}"),
             )
-            self._bar = Bar(*columns, console=Console(stderr=True))
+            # Drawn by `show`: a thread of its own is one that the system may not give.
+            self._bar = Bar(*columns, console=Console(stderr=True), auto_refresh=False)
             self._bar.add_task("", total=self._total)
             self._bar.start()
         return self
@@ -72,7 +75,10 @@ class ProgressDisplay:
             f"{(progress.tokens - self._first.tokens) / seconds:,.0f} tokens/s)"
         )
         if self._bar is not None:
-            self._bar.update(self._bar.task_ids[0], completed=progress.input_bytes, description=text)
+            due = now - self._last >= REFRESH_SECONDS
+            self._last = now if due else self._last
+            task = self._bar.task_ids[0]
+            self._bar.update(task, completed=progress.input_bytes, description=text, refresh=due)
         elif now - self._last >= 1 and progress.documents - self._last_documents >= self._interval:
             self._last, self._last_documents = now, progress.documents
             print(f"Processed {text}{self._time_left(progress, seconds)}", file=sys.stderr, flush=True)

@@ -30,6 +30,7 @@ from megalite.accelerator import pin
 from megalite.data.build import Dataset
 from megalite.data.errors import DataError
 from megalite.data.host_batches import HostBatches, pin_batches, read_batches, share
+from megalite.data.shortage import starting_threads
 
 STEPS_AHEAD = 2
 SHARED_MEMORY = Path("/dev/shm")
@@ -77,7 +78,8 @@ class ThreadReader:
             daemon=True,
         )
         weakref.finalize(self, self._stop.set)
-        self._thread.start()
+        with starting_threads():
+            self._thread.start()
 
     def __next__(self) -> HostBatches:
         item = self._queue.get()

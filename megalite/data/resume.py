@@ -110,7 +110,7 @@ class RunState:
         try:
             yield
         except (WriteError, MemoryError) as error:
-            what = "out of memory" if isinstance(error, MemoryError) else error
+            what = str(error) or "out of memory"
             then = "continues" if self._resumable and self.path.is_file() else "starts anew"
             raise DataError(f"{what}; the same command {then}") from error
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 
 INT64_LARGEST = 2**63 - 1
+IDS = 2**31  # that int32, the widest type of a dataset, has room for
+MOST_SPECIAL_TOKENS = 1_000_000  # a name is made up for each
 
 
 @dataclass(frozen=True)
@@ -58,6 +61,18 @@ def whole(least: int = 0, most: int = INT64_LARGEST) -> Callable[[str], int]:
     return number
 
 
+def utf8(text: str) -> str:
+    """The argparse type of text that is compared with text of the data, or written down."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        shown = os.fsencode(text).decode("utf-8", errors="backslashreplace")
+        raise argparse.ArgumentTypeError(
+            f"{shown}: expected UTF-8 (LC_ALL=C.UTF-8 where the system's locale is not)"
+        ) from None
+    return text
+
+
 def add_data_flags(parser: argparse._ActionsContainer) -> None:
     """The flags of DataFlags but for mock data."""
     parser.add_argument(
@@ -100,16 +115,23 @@ def add_tokenizer_flags(parser: argparse._ActionsContainer) -> None:
     parser.add_argument("--vocab-file", help="vocab.json of GPT2BPETokenizer.")
     parser.add_argument("--merge-file", help="merges.txt of GPT2BPETokenizer.")
     parser.add_argument(
-        "--vocab-size", type=int, help="NullTokenizer: vocabulary, its end of document included."
+        "--vocab-size", type=whole(1, IDS), help="NullTokenizer: vocabulary, its end of document included."
     )
-    parser.add_argument("--null-tokenizer-eod-id", type=int, help="NullTokenizer: default the last id.")
+    parser.add_argument(
+        "--null-tokenizer-eod-id", type=whole(0, IDS - 1), help="NullTokenizer: default the last id."
+    )
     parser.add_argument(
         "--tiktoken-pattern", choices=["v1", "v2"], help="TikTokenizer with a .json vocabulary."
     )
     parser.add_argument(
-        "--tiktoken-num-special-tokens", type=int, default=1000, help="TikTokenizer with a .json vocabulary."
+        "--tiktoken-num-special-tokens",
+        type=whole(7, MOST_SPECIAL_TOKENS),
+        default=1000,
+        help="TikTokenizer with a .json vocabulary.",
     )
-    parser.add_argument("--eod-token", help="The end-of-document token, where the tokenizer does not say.")
+    parser.add_argument(
+        "--eod-token", type=utf8, help="The end-of-document token, where the tokenizer does not say."
+    )
     parser.add_argument(
         "--tokenizer-hf-no-include-special-tokens",
         action="store_true",

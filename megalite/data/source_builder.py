@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,6 +22,7 @@ from megalite.data.errors import DataError
 from megalite.data.gpt_dataset import GPTDataset, default_cache, identity_of
 from megalite.data.indexed_dataset import IndexedDataset, open_dataset
 from megalite.data.sample_plan import SamplePlan, plan_samples
+from megalite.data.shortage import started_pool
 from megalite.data.splits import Share, document_range
 from megalite.data.stretches import DatasetPlace, Round, Stretch
 
@@ -112,7 +112,7 @@ class SourceBuilder:
             while len(plans) > 1 and over + plans[0].samples <= place.place:
                 over += plans.pop(0).samples
             skipped.append(over)
-        with ThreadPoolExecutor(BUILDER_THREADS) as pool:
+        with started_pool(BUILDER_THREADS) as pool:
             pairs = [
                 (place.prefix, plan) for place, plans in zip(grown, rounds, strict=True) for plan in plans
             ]
@@ -161,7 +161,7 @@ class SourceBuilder:
         self, prefixes: Sequence[str], share: Share, sizes: Sequence[int | None]
     ) -> list[GPTDataset]:
         self._open(prefixes)
-        with ThreadPoolExecutor(BUILDER_THREADS) as pool:
+        with started_pool(BUILDER_THREADS) as pool:
             return list(
                 pool.map(
                     lambda pair: self._dataset(pair[0], share, pair[1]), zip(prefixes, sizes, strict=True)

@@ -10,13 +10,14 @@ import re
 import subprocess
 import sys
 import tracemalloc
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import cast
 
 import numpy as np
 import pytest
-from tokenizers import Encoding, Tokenizer
+from tokenizers import Encoding
+from tokenizers import Tokenizer as Library
 from tokenizers.models import WordLevel
 
 from megalite.config import blend
@@ -32,12 +33,15 @@ from megalite.data.inspect_samples import dump
 from megalite.data.merge import merge
 from megalite.data.preprocess import PreprocessPlan, preprocess
 from megalite.data.records import read_records
-from megalite.data.tokenizer import base, huggingface
+from megalite.data.tokenizer import Tokenizer, base, huggingface
 from megalite.data.tokenizer.byte_level import ByteLevelTokenizer
 from megalite.data.tokenizer.huggingface import _configured_eod
 from megalite.data.tokenizer.null import NullTokenizer
 from megalite.data.verify import verify
 from tests.data.corpora import Words, data_config, write_dataset
+
+NUMBERS = ("workers", "partitions", "partition-index", "log-interval", "vocab-size", "null-tokenizer-eod-id")
+NUMBERS += ("tiktoken-num-special-tokens",)
 
 
 @pytest.mark.parametrize(
@@ -203,8 +207,8 @@ def test_one_document_of_very_many_sequences(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_the_library_is_given_a_part_of_very_many_sequences(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(huggingface, "TEXTS_AT_ONCE", 3)
-    library = Tokenizer(WordLevel({"a": 0, "?": 1}, "?"))
+    monkeypatch.setattr(base, "TEXTS_AT_ONCE", 3)
+    library = Library(WordLevel({"a": 0, "?": 1}, "?"))
     tokenizer = huggingface.HuggingFaceTokenizer(library, "", None, False, False)
     most = []
 
@@ -213,7 +217,7 @@ def test_the_library_is_given_a_part_of_very_many_sequences(monkeypatch: pytest.
             most.append(len(texts))
             return library.encode_batch_fast(texts, add_special_tokens=add_special_tokens)
 
-    tokenizer.library = cast("Tokenizer", Counting())
+    tokenizer.library = cast("Library", Counting())
     tokens, lengths = tokenizer.encode_flat(["a", "b", "a", "", "a", "b", "a"])
     assert (tokens.tolist(), lengths.tolist()) == ([0, 1, 0, 0, 1, 0], [1, 1, 1, 0, 1, 1, 1])
     assert most == [3, 3, 1]
@@ -228,15 +232,61 @@ def test_messages_are_short_and_printable() -> None:
         assert str(error.value).isprintable()
 
 
-def test_a_text_too_long_for_the_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    library = Tokenizer(WordLevel({"a": 0, "?": 1}, "?"))
-    monkeypatch.setattr(huggingface, "LONGEST_TEXT", 100)
-    (tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": "a" * n}) + "\n" for n in (1, 101, 100)))
+class Letters(Tokenizer):
+    """The smallest subclass."""
+
+    vocab_size = 128
+    identity = None
+    memory_per_byte = 8
+
+    @property
+    def eod(self) -> int:
+        return 0
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        return [list(map(ord, text)) for text in texts]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return "".join(map(chr, ids))
+
+
+def words() -> huggingface.HuggingFaceTokenizer:
+    library = Library(WordLevel({"1": 0, "?": 1}, "?"))
+    return huggingface.HuggingFaceTokenizer(library, "", None, False, False)
+
+
+@pytest.mark.parametrize("make", [words, Letters, ByteLevelTokenizer, lambda: NullTokenizer(9, 8)])
+def test_a_text_too_long_for_the_memory_that_its_ids_may_take(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make: Callable[[], Tokenizer]
+) -> None:
+    tokenizer = make()
+    monkeypatch.setattr(base, "CHARACTERS_AT_ONCE", 10)
+    monkeypatch.setattr(base, "LARGEST_ENCODING", 100 * tokenizer.memory_per_byte)
+    texts = ["1" * n for n in (1, 101, 100)] if tokenizer.identity is None else ["é" * n for n in (1, 51, 50)]
+    if isinstance(tokenizer, NullTokenizer):
+        texts = [text.replace("11", "1 ") for text in texts]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
     plan = PreprocessPlan(find_inputs([str(tmp_path / "a.jsonl")]), str(tmp_path / "out"), skip_errors=True)
-    (info,) = preprocess(plan, huggingface.HuggingFaceTokenizer(library, "", None, False, False))
+    (info,) = preprocess(plan, tokenizer)
     assert info.documents == 2
     listed = json.loads((tmp_path / "out.skipped.jsonl").read_text())
-    assert (listed["line"], "a text of more than 100 characters" in listed["error"]) == (2, True)
+    assert listed["line"] == 2
+    assert re.search(r"a text of 10[12] bytes: this tokenizer takes up to 100, as each may", listed["error"])
+
+
+def test_sequences_are_encoded_a_few_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(base, "CHARACTERS_AT_ONCE", 10)
+    most = []
+
+    class Counting(Letters):
+        def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+            most.append(list(map(len, texts)))
+            return super().encode_batch(texts)
+
+    texts = ["a" * n for n in (5, 5, 1, 30, 0, 9, 1, 2)]
+    tokens, lengths = Counting().encode_flat(texts)
+    assert (bytes(tokens.astype(np.uint8)).decode(), lengths.tolist()) == ("".join(texts), [*map(len, texts)])
+    assert most == [[5, 5], [1], [30], [0, 9, 1], [2]]
 
 
 def test_a_cache_that_is_not_written_is_not_reported_as_built(
@@ -271,13 +321,32 @@ def test_an_output_in_a_folder_that_is_read(tmp_path: Path, monkeypatch: pytest.
     check_apart(["corpus"], "corpus_out")
 
 
-@pytest.mark.parametrize("workers", [0, 1025])
-def test_workers_without_measure(tmp_path: Path, capsys: pytest.CaptureFixture[str], workers: int) -> None:
-    from tools.preprocess_data import main
+@pytest.mark.parametrize(
+    ("flag", "given", "expected"),
+    [
+        *(
+            (f"--{name}", given, "a whole number from ")
+            for name in NUMBERS
+            for given in ("-1", "9" * 30, "x")
+        ),
+        ("--workers", "1025", "a whole number from 1 to 1024"),
+        ("--vocab-size", "2147483649", "a whole number from 1 to 2147483648"),
+        ("--null-tokenizer-eod-id", "2147483648", "a whole number from 0 to 2147483647"),
+        ("--json-keys", "by\udcffte", "expected UTF-8"),
+        ("--eod-token", "by\udcffte", "expected UTF-8"),
+    ],
+)
+def test_flags_without_measure(
+    capsys: pytest.CaptureFixture[str], flag: str, given: str, expected: str
+) -> None:
+    from tools.preprocess_data import arguments
 
-    flags = ["--input", "x", "--output-prefix", str(tmp_path / "out"), "--workers", str(workers)]
-    assert main(flags) == 1
-    assert f"--workers {workers}: expected 1 to 1024" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        arguments(["--input", "x", "--output-prefix", "out", flag, given])
+    shown = given.replace("\udcff", "\\xff")
+    assert (
+        f"argument {flag}: {shown}: expected {expected.removeprefix('expected ')}" in capsys.readouterr().err
+    )
 
 
 def test_a_share_of_very_many_is_refused_in_little_memory(tmp_path: Path) -> None:

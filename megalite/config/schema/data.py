@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from megalite.config.schema.fields import setting
+from megalite.config.schema.fields import INT32_LARGEST, setting
 
 TOKENIZER_TYPES = (
     "HuggingFaceTokenizer",
@@ -83,11 +83,13 @@ class DataConfig:
         1000,
         "Ids that TikTokenizer with a JSON vocabulary keeps for special tokens, before all others.",
         minimum=7,
+        maximum=1_000_000,
     )
     null_tokenizer_eod_id: int | None = setting(
         None,
         "End-of-document id of NullTokenizer. Default, as in recent Megatron: vocabulary size - 1.",
         minimum=0,
+        maximum=INT32_LARGEST,
     )
     eod_token: str | None = setting(
         None,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -11,8 +12,11 @@ import numpy as np
 
 from megalite import _C
 from megalite.data.errors import DataError
+from megalite.data.shortage import check_room
 
+LARGEST_ENCODING = 16 << 30  # bytes of memory that may be needed for one text
 TEXTS_AT_ONCE = 8192  # a library may need 600 bytes of memory for each, even for an empty one
+CHARACTERS_AT_ONCE = 4 << 20  # or one text, if it has more
 
 
 class Tokenizer(ABC):
@@ -25,6 +29,12 @@ class Tokenizer(ABC):
     options: str = ""
     """What else decides how text becomes ids."""
     eod_token: str | None = None
+    memory_per_byte: int
+    """Most bytes of memory that encoding was seen to take for each byte of UTF-8: of English, Chinese, random
+    letters, one letter repeated, spaces.
+    """
+    longer_texts: str = "cut it"
+    """What to do with a text that needs more than LARGEST_ENCODING."""
 
     @property
     @abstractmethod
@@ -42,18 +52,55 @@ class Tokenizer(ABC):
         """The text of `ids`."""
 
     def encode_flat(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-        """Ids of all texts in a row and the number of each: int32 (tokens,), int32 (texts,)."""
-        return _C.flatten_ids(
-            ids
-            for first in range(0, len(texts), TEXTS_AT_ONCE)
-            for ids in self.encode_batch(texts[first : first + TEXTS_AT_ONCE])
-        )
+        """Ids of all texts in a row and the number of each: int32 (tokens,), int32 (texts,).
+
+        Raises DataError for a text that needs more than LARGEST_ENCODING, or that cannot be encoded;
+        MemoryError where the process cannot have what it may need.
+        """
+        parts = []
+        for part in _parts(texts):
+            self._check_room(part)
+            parts.append(self._encode_part(part))
+        if len(parts) == 1:
+            return parts[0]
+        return np.concatenate([ids for ids, _ in parts]), np.concatenate([lengths for _, lengths in parts])
+
+    def _encode_part(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+        """As `encode_flat`, of texts that are not too many."""
+        return _C.flatten_ids(self.encode_batch(texts))
+
+    def _check_room(self, texts: Sequence[str]) -> None:
+        """Raises DataError for one text that needs more than LARGEST_ENCODING, MemoryError where the process
+        cannot have what `texts` may need.
+        """
+        if len(texts) == 1 and len(texts[0]) > CHARACTERS_AT_ONCE:
+            size, most = len(texts[0].encode()), LARGEST_ENCODING // self.memory_per_byte
+            if size > most:
+                raise DataError(
+                    f"a text of {size:,} bytes: this tokenizer takes up to {most:,}, as each may need "
+                    f"{self.memory_per_byte} bytes of memory; {self.longer_texts}"
+                )
+        check_room(sum(map(sys.getsizeof, texts)) * self.memory_per_byte)
 
     def check_eod(self) -> int:
         """The end-of-document id, if it is one of the vocabulary."""
         if not 0 <= self.eod < self.vocab_size:
             raise DataError(f"end-of-document id {self.eod}: outside the vocabulary of {self.vocab_size} ids")
         return self.eod
+
+
+def _parts(texts: Sequence[str]) -> Iterator[Sequence[str]]:
+    """`texts` in their order, TEXTS_AT_ONCE of CHARACTERS_AT_ONCE or one longer one at a time."""
+    if len(texts) <= TEXTS_AT_ONCE and sum(map(len, texts)) <= CHARACTERS_AT_ONCE:
+        yield texts
+        return
+    first = characters = 0
+    for i, text in enumerate(texts):
+        characters += len(text)
+        if i > first and (i == first + TEXTS_AT_ONCE or characters > CHARACTERS_AT_ONCE):
+            yield texts[first:i]
+            first, characters = i, len(text)
+    yield texts[first:]
 
 
 def identity_of(kind: str, parts: Iterable[bytes]) -> str:

@@ -48,14 +48,12 @@ def build_tokenizer(
     *,
     add_special_tokens: bool = True,
     allow_special_tokens: bool = False,
-    workers: int = 1,
 ) -> Tokenizer:
     """The tokenizer of `settings`.
 
     `vocab_size`: of NullTokenizer and of TikTokenizer's JSON vocabularies. `add_special_tokens`: what a
     Hugging Face tokenizer itself adds to each text, such as a beginning-of-sequence token.
-    `allow_special_tokens`: text that spells a special token becomes that token. `workers`: threads of one
-    batch, where the library does not share one pool among all. Raises DataError.
+    `allow_special_tokens`: text that spells a special token becomes that token. Raises DataError.
     """
     eod_token = settings.eod_token
     kind = ALIASES.get(settings.tokenizer_type, settings.tokenizer_type)
@@ -73,7 +71,7 @@ def build_tokenizer(
     if kind == "HuggingFaceTokenizer":
         return load_tokenizer_json(model, eod_token, add_special_tokens, allow_special_tokens)
     if kind == "SentencePieceTokenizer":
-        return SentencePieceTokenizer(model, eod_token, workers)
+        return SentencePieceTokenizer(model, eod_token)
     pattern = getattr(settings, "tiktoken_pattern", None)
     special_tokens = getattr(settings, "tiktoken_num_special_tokens", DEFAULT_SPECIAL_TOKENS)
-    return TikTokenizer(model, pattern, special_tokens, vocab_size, eod_token, allow_special_tokens, workers)
+    return TikTokenizer(model, pattern, special_tokens, vocab_size, eod_token, allow_special_tokens)

@@ -12,7 +12,9 @@ from megalite.data.tokenizer.base import Tokenizer, identity_of, library_errors
 class SentencePieceTokenizer(Tokenizer):
     """A `.model` file; pieces that are control symbols, such as `</s>`, are never made from text."""
 
-    def __init__(self, model: str, eod_token: str | None, workers: int) -> None:
+    memory_per_byte = 64  # of one letter repeated 56, with the BPE of sentencepiece 0.2.3
+
+    def __init__(self, model: str, eod_token: str | None) -> None:
         try:
             from sentencepiece import SentencePieceProcessor
         except ImportError:
@@ -27,7 +29,6 @@ class SentencePieceTokenizer(Tokenizer):
         self.identity = identity_of("sentencepiece", [content])
         self.vocab_size = self._library.get_piece_size()
         self.eod_token = eod_token
-        self._workers = workers
 
     @property
     def eod(self) -> int:
@@ -44,7 +45,9 @@ class SentencePieceTokenizer(Tokenizer):
         return found
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        return self._library.encode(list(texts), out_type=int, num_threads=self._workers)
+        # Text by text in this thread: a list starts threads of its own, and what those cannot have, another
+        # thread or more memory, ends the process.
+        return [self._library.encode(text, out_type=int) for text in texts]
 
     def decode(self, ids: Sequence[int]) -> str:
         return self._library.decode(list(ids))

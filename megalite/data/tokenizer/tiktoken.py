@@ -46,6 +46,8 @@ DEFAULT_SPECIAL_TOKENS = 1000
 class TikTokenizer(Tokenizer):
     """A vocabulary file encoded by tiktoken."""
 
+    memory_per_byte = 40  # of Chinese 37
+
     def __init__(
         self,
         model: str,
@@ -54,7 +56,6 @@ class TikTokenizer(Tokenizer):
         vocab_size: int | None,
         eod_token: str | None,
         allow_special_tokens: bool,
-        workers: int,
     ) -> None:
         """`pattern`, `special_tokens`, `vocab_size`: of JSON vocabularies; "v2", 1000 and 131,072 as
         in Megatron-LM.
@@ -90,7 +91,6 @@ class TikTokenizer(Tokenizer):
         self.eod_token = eod_token
         self._special = special
         self._allow = allow_special_tokens
-        self._workers = workers
 
     @property
     def eod(self) -> int:
@@ -102,8 +102,8 @@ class TikTokenizer(Tokenizer):
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         if self._allow:
-            return self._library.encode_batch(list(texts), num_threads=self._workers, allowed_special="all")
-        return self._library.encode_ordinary_batch(list(texts), num_threads=self._workers)
+            return [self._library.encode(text, allowed_special="all") for text in texts]
+        return [self._library.encode_ordinary(text) for text in texts]
 
     def decode(self, ids: Sequence[int]) -> str:
         return self._library.decode(list(ids))
