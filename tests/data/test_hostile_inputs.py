@@ -40,8 +40,8 @@ from megalite.data.tokenizer.null import NullTokenizer
 from megalite.data.verify import verify
 from tests.data.corpora import Words, data_config, write_dataset
 
-NUMBERS = ("workers", "partitions", "partition-index", "log-interval", "vocab-size", "null-tokenizer-eod-id")
-NUMBERS += ("tiktoken-num-special-tokens",)
+NUMBERS = ["workers", "partitions", "partition-index", "log-interval", "vocab-size", "null-tokenizer-eod-id"]
+NUMBERS += ["tiktoken-num-special-tokens"]
 
 
 @pytest.mark.parametrize(

@@ -33,6 +33,7 @@ TOOLS = Path(__file__).parents[2] / "tools"
 NO_THREAD = "error: can't start new thread: too many run already for the limit of the user or the container"
 DROP_FROM_BOUNDING_SET = 24  # PR_CAPBSET_DROP
 CAPABILITIES = (21, 24)  # CAP_SYS_ADMIN and CAP_SYS_RESOURCE: whoever has one is not bound by the limit
+BYTES = ["--tokenizer-type", "ByteLevelTokenizer"]
 NOBODY = 61234  # a user that runs nothing else
 
 
@@ -87,8 +88,7 @@ def corpus(path: Path, *texts: str) -> Path:
 
 
 def test_no_thread_for_preprocessing(tmp_path: Path) -> None:
-    work = ("--input", corpus(tmp_path / "in.jsonl", "a", "b"), "--output-prefix", tmp_path / "out")
-    work += ("--tokenizer-type", "ByteLevelTokenizer")
+    work = ["--input", corpus(tmp_path / "in.jsonl", "a", "b"), "--output-prefix", tmp_path / "out", *BYTES]
     assert NO_THREAD in one_line(command(lambda: few_threads(1), "preprocess_data", *work))
     assert not list(tmp_path.glob("out*.bin"))
     assert command(lambda: None, "preprocess_data", *work).returncode == 0
@@ -96,8 +96,7 @@ def test_no_thread_for_preprocessing(tmp_path: Path) -> None:
 
 
 def test_no_thread_for_the_bar_of_a_terminal(tmp_path: Path) -> None:
-    work = ("--input", corpus(tmp_path / "in.jsonl", "a"), "--output-prefix", tmp_path / "out")
-    work += ("--tokenizer-type", "ByteLevelTokenizer")
+    work = ["--input", corpus(tmp_path / "in.jsonl", "a"), "--output-prefix", tmp_path / "out", *BYTES]
     shown, terminal = os.openpty()
     found = command(lambda: few_threads(1), "preprocess_data", *work, stderr=terminal)
     os.close(terminal)
@@ -162,7 +161,7 @@ def test_a_text_for_which_there_is_no_memory(tmp_path: Path, name: str) -> None:
 def test_a_line_that_there_is_no_memory_to_parse(tmp_path: Path) -> None:
     """It is no malformed one, which --on-error skip would leave out."""
     work = ["--input", corpus(tmp_path / "in.jsonl", "x" * (48 << 20)), "--output-prefix", tmp_path / "out"]
-    work += ["--tokenizer-type", "ByteLevelTokenizer", "--on-error", "skip"]
+    work += [*BYTES, "--on-error", "skip"]
     line = one_line(command(lambda: little_memory(700 << 20), "preprocess_data", *work))
     assert line.endswith("error: out of memory: 768 MiB more may be needed; the same command starts anew")
 
