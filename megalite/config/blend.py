@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from megalite.config.regular_file import open_regular
+from megalite.config.paths import open_regular
 
 
 @dataclass(frozen=True)

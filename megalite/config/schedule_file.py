@@ -16,7 +16,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from megalite.config.regular_file import open_regular
+from megalite.config.paths import open_regular
 
 CELL = re.compile(r"(\d{1,7})([FBIW])(\d{1,7})")
 MOST_BYTES = 2**24

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
 import orjson
 
 from megalite.config.errors import ConfigError
+from megalite.config.paths import why_no_file
 
 BYTE_LEVEL = 257
 # Ranks of a tiktoken rank file: ids of the vocabulary with its special tokens.
@@ -66,8 +68,8 @@ def _require_model(tokenizer_type: str, given: str | None, errors: list[ConfigEr
     )
     if given is None:
         errors.append(ConfigError(flag, None, f"is required with {tokenizer_type}", advice))
-    elif not Path(given).is_file():
-        errors.append(ConfigError(flag, given, "no such file", f"{advice}; nothing is downloaded"))
+    elif reason := why_no_file(given):
+        errors.append(ConfigError(flag, given, reason, f"{advice}; nothing is downloaded"))
     else:
         return Path(given)
     return None
@@ -107,8 +109,8 @@ def _require_file(flag: str, given: str | None, name: str, errors: list[ConfigEr
         errors.append(
             ConfigError(flag, None, "is required with GPT2BPETokenizer", f"give the path of {name}")
         )
-    elif not Path(given).is_file():
-        errors.append(ConfigError(flag, given, "no such file", f"give the path of {name}"))
+    elif reason := why_no_file(given):
+        errors.append(ConfigError(flag, given, reason, f"give the path of {name}"))
     else:
         return Path(given)
     return None
@@ -120,10 +122,11 @@ def _require_tokenizer_json(given: str | None, errors: list[ConfigError]) -> Pat
         errors.append(ConfigError(flag, None, "is required with HuggingFaceTokenizer", advice))
         return None
     path = Path(given)
-    if path.is_dir():
+    if os.path.isdir(path):
         path = path / "tokenizer.json"
-    if not path.is_file():
-        rule = "the folder has no tokenizer.json" if Path(given).is_dir() else "no such file or folder"
+    if reason := why_no_file(path):
+        nothing = "the folder has no tokenizer.json" if os.path.isdir(given) else "no such file or folder"
+        rule = nothing if reason == "no such file" else reason
         errors.append(ConfigError(flag, given, rule, f"{advice}; nothing is downloaded"))
         return None
     return path

@@ -11,7 +11,7 @@ import yaml
 
 from megalite.config import megatron
 from megalite.config.errors import ConfigError, nearest
-from megalite.config.regular_file import open_regular
+from megalite.config.paths import open_regular
 from megalite.config.schema import Config
 from megalite.config.schema.fields import flag_name
 from megalite.config.settings import GROUPS, SETTINGS, switches

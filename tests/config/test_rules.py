@@ -588,7 +588,31 @@ def test_pipes_and_devices_are_no_files(tmp_path: Path) -> None:
     for suffix in ("idx", "bin"):
         os.mkfifo(tmp_path / f"d.{suffix}")
     found = errors_of(minimal(f"--data-path {tmp_path}/d", without="--mock-data"))
-    assert found[0].startswith(f"--data-path {tmp_path}/d: no such file: "), found
+    assert found[0].startswith(f"--data-path {tmp_path}/d: is a pipe or a device, not a file: "), found
+
+
+FLAGS_OF_PATHS = (
+    "save",
+    "load",
+    "data-cache-path",
+    "metrics-file",
+    "tensorboard-dir",
+    "config",
+    "tokenizer-model",
+)
+
+
+@pytest.mark.parametrize("flag", [*FLAGS_OF_PATHS, "data-path", "data-args-path", "vocab-file"])
+def test_what_the_system_says_nothing_of(flag: str, tmp_path: Path) -> None:
+    """As of a whole blend in quotes, or of what lies in a folder that may not be entered."""
+    given = tmp_path / ("x" * 300)
+    tokenizer = {"tokenizer-model": "HuggingFaceTokenizer", "vocab-file": "GPT2BPETokenizer"}
+    more = f"--tokenizer-type {tokenizer[flag]} --merge-file x" if flag in tokenizer else ""
+    without = "--tokenizer-type --vocab-size" if flag in tokenizer else ""
+    found = errors_of(
+        minimal(f"--{flag} {given} {more}", f"--mock-data {without}" if "data-" in flag else without)
+    )
+    assert any(f"--{flag} {given}: " in error and "File name too long" in error for error in found), found
 
 
 def test_per_split_paths_need_the_training_one(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from megalite.config.blend import parse_blend, parse_split, read_data_args
+from megalite.config.paths import why_no_file, why_unseen
 from megalite.config.rules.rule import Candidate, Finding, reads
 from megalite.config.schema.fields import flag_name
 
@@ -55,10 +56,10 @@ def _blend_findings(name: str, items: Sequence[str]) -> Iterator[Finding]:
         yield name, items, str(error), "give PREFIX ... or WEIGHT PREFIX WEIGHT PREFIX ..."
         return
     for prefix in dict.fromkeys(prefixes):
-        missing = [suffix for suffix in (".idx", ".bin") if not Path(prefix + suffix).is_file()]
+        reasons = {file: why_no_file(file) for file in (f"{prefix}.idx", f"{prefix}.bin")}
+        missing = [file for file, reason in reasons.items() if reason is not None]
         if missing:
-            files = " and ".join(prefix + suffix for suffix in missing)
-            yield name, prefix, f"no such file: {files}", _prefix_advice(prefix)
+            yield name, prefix, f"{reasons[missing[0]]}: {' and '.join(missing)}", _prefix_advice(prefix)
 
 
 def _prefix_advice(prefix: str) -> str:
@@ -66,8 +67,8 @@ def _prefix_advice(prefix: str) -> str:
     if bare != prefix:
         return f"leave the suffix out: {bare}"
     folder = Path(prefix).parent
-    if not folder.is_dir():
-        return f"the folder {folder} does not exist"
+    if not os.access(folder, os.R_OK | os.X_OK):
+        return f"the folder {folder} does not exist, or cannot be read"
     there = sorted(path.with_suffix("").name for path in folder.glob("*.idx"))[:3]
     return f"in {folder} there is {', '.join(there)}" if there else f"{folder} holds no .idx file"
 
@@ -93,10 +94,12 @@ def checkpoint_can_be_loaded(c: Candidate) -> Iterator[Finding]:
         for name in (*needs_one, *(["no_load_optim"] if checkpoint.no_load_optim else [])):
             yield name, None, "there is nothing to load without --load", "give --load FOLDER, or leave it out"
         return
-    folder = Path(checkpoint.load)
-    if folder.exists() and not folder.is_dir():
-        yield "load", checkpoint.load, "is a file", "give the folder that --save was given"
-    elif needs_one and not (folder / "latest_checkpointed_iteration.txt").is_file():
+    folder = checkpoint.load
+    if unseen := why_unseen(folder):
+        yield "load", folder, unseen, "give the folder that --save was given"
+    elif os.path.exists(folder) and not os.path.isdir(folder):
+        yield "load", folder, "is a file", "give the folder that --save was given"
+    elif needs_one and why_no_file(Path(folder) / "latest_checkpointed_iteration.txt"):
         rule = f"holds no checkpoint, which {flag_name(needs_one[0])} needs"
         yield "load", checkpoint.load, rule, "give the folder that --save was given"
 
@@ -118,21 +121,23 @@ def places_can_be_written(c: Candidate) -> Iterator[Finding]:
         "data_cache_path": config.data.data_cache_path,
     }
     for name, folder in folders.items():
-        if name == "data_cache_path" and folder is not None and Path(folder).is_dir():
+        if name == "data_cache_path" and folder is not None and os.path.isdir(folder):
             continue  # arrays that are there are read where none can be added, which a warning tells
         if folder is not None and (problem := _unusable(Path(folder))):
             yield name, folder, problem, "give a folder that can be made and written to"
     metrics = config.logging.metrics_file
     if metrics is None:
         return
-    if Path(metrics).is_dir():
+    if os.path.isdir(metrics):
         yield "metrics_file", metrics, "is a folder", f"give a file, e.g. {Path(metrics) / 'metrics.jsonl'}"
-    elif problem := _unusable(Path(metrics).parent):
+    elif problem := why_unseen(metrics) or _unusable(Path(metrics).parent):
         yield "metrics_file", metrics, problem, "give a file in a folder that can be made and written to"
 
 
 def _unusable(folder: Path) -> str | None:
     """Why a folder cannot be made or written to, or None. It is made when it is first needed."""
+    if unseen := why_unseen(folder):
+        return unseen
     existing = next((place for place in (folder, *folder.parents) if place.exists()), Path())
     if not existing.is_dir():
         return f"{existing} is a file"
