@@ -63,16 +63,58 @@ def _find_files(patterns: Sequence[str]) -> list[str]:
         if pattern == STDIN or path.is_file() or path.is_fifo():
             found.append(pattern)
         elif path.is_dir():
-            inside = sorted(str(file) for file in path.rglob("*") if file.is_file())
-            if not inside:
-                raise DataError(f"--input {pattern}: the folder holds no file")
-            found.extend(inside)
+            found.extend(_files_in(pattern))
         else:
-            matches = sorted(match for match in glob.glob(pattern, recursive=True) if Path(match).is_file())
+            _check_folders(os.path.dirname(pattern))
+            matches = sorted(glob.glob(pattern, recursive=True))
             if not matches:
                 raise DataError(f"--input {pattern}: no such file, folder or match")
-            found.extend(matches)
+            for match in matches:
+                if not os.path.isdir(match):
+                    found.extend(_regular(match))
+                elif "**" not in pattern:  # which matches what is in it too
+                    found.extend(_files_in(match))
     return found
+
+
+def _files_in(folder: str) -> list[str]:
+    """All files in `folder`, at any depth and behind links, sorted. Raises DataError and OSError for what
+    would be left out otherwise: folders that cannot be read, links to nothing.
+    """
+
+    def fail(error: OSError) -> None:
+        raise error
+
+    files: list[str] = []
+    for root, folders, names in os.walk(folder, followlinks=True, onerror=fail):
+        for name in names:
+            files += _regular(os.path.join(root, name))
+        for below in (os.path.join(root, name) for name in folders):
+            if os.path.islink(below) and Path(os.path.realpath(root)).is_relative_to(os.path.realpath(below)):
+                raise DataError(f"--input {below}: a link to a folder that it lies in")
+    if not files:
+        raise DataError(f"--input {folder}: the folder holds no file")
+    return sorted(files)
+
+
+def _regular(path: str) -> list[str]:
+    """`path`, found under its name, unless it is a pipe, a socket or a device. Raises DataError for a link to
+    nothing, whose data would be missing.
+    """
+    if not os.path.exists(path):
+        raise DataError(f"--input {path}: a link to {os.path.realpath(path)}, which is not there")
+    return [path] if os.path.isfile(path) else []
+
+
+def _check_folders(pattern: str) -> None:
+    """Raises DataError for a folder that a glob in it would take for an empty one."""
+    while pattern:
+        for folder in glob.glob(pattern, recursive=True):
+            if os.path.isdir(folder) and not os.access(folder, os.R_OK | os.X_OK):
+                raise DataError(f"--input {folder}: the folder cannot be read")
+        if not glob.has_magic(pattern):
+            return
+        pattern = os.path.dirname(pattern)
 
 
 def repeats(paths: Sequence[str]) -> str | None:

@@ -311,6 +311,47 @@ def test_a_cache_that_is_not_written_is_not_reported_as_built(
         assert found is told is None or message in str(found)
 
 
+# A root without its privilege to read everything, as which tests run in containers.
+AS_ANYBODY = """
+import ctypes, os, sys
+for capability in (1, 2):  # CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH
+    ctypes.CDLL(None).prctl(24, capability, 0, 0, 0)  # PR_CAPBSET_DROP
+os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="takes privileges of Linux away")
+@pytest.mark.parametrize("given", [".", "c*", "*/*.jsonl", "**/*.jsonl"])
+def test_nothing_of_a_folder_is_left_out_without_a_word(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("corpus/a", "corpus/b", "elsewhere"):
+        (tmp_path / name).mkdir(parents=True)
+        (tmp_path / name / "x.jsonl").write_text('{"text": "x"}\n')
+    os.mkfifo("corpus/pipe")
+    Path("corpus/link").symlink_to("../elsewhere")
+    pattern = f"corpus/{given}" if given != "c*" else given
+    assert len(find_inputs([pattern])) == 3
+    Path("corpus/a/gone.jsonl").symlink_to("nowhere")
+    with pytest.raises(DataError, match=r"corpus/.*a/gone\.jsonl: a link to .*/nowhere, which is not there"):
+        find_inputs([pattern])
+    Path("corpus/a/gone.jsonl").unlink()
+    Path("corpus/b").chmod(0)
+    tool = [str(Path(__file__).parents[2] / "tools" / "preprocess_data.py"), "--input", pattern]
+    tool += ["--output-prefix", "out", "--tokenizer-type", "ByteLevelTokenizer", "--workers", "1"]
+    done = subprocess.run(
+        [sys.executable, "-c", AS_ANYBODY, *tool], capture_output=True, text=True, check=False
+    )
+    Path("corpus/b").chmod(0o755)
+    assert done.returncode == 1
+    assert re.search(r"corpus/.*b(: the folder cannot be read|')\n$", done.stderr), done.stderr
+    Path("corpus/b/back").symlink_to("..")
+    if "*" not in given:
+        with pytest.raises(DataError, match="b/back: a link to a folder that it lies in"):
+            find_inputs([pattern])
+
+
 def test_an_output_in_a_folder_that_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "corpus" / "deep").mkdir(parents=True)
