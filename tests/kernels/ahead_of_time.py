@@ -2,26 +2,25 @@
 
 `record` lets the real launch code run on meta tensors and notes each kernel with the types and
 specialisations that Triton's launcher would derive from the arguments; `compile_for` builds that for a target
-with the tools of Triton's wheel.
+with the tools of Triton's wheel, and reads what Triton's own run of ptxas said.
 """
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import tempfile
 from collections.abc import Callable
+from contextlib import redirect_stdout
 from dataclasses import dataclass
 from functools import partial
+from io import StringIO
 from math import prod
 from typing import Any
 
 import torch
 import triton
 from torch import Tensor
+from triton import knobs
 from triton.backends.compiler import GPUTarget
-from triton.backends.nvidia.compiler import get_ptxas
 from triton.compiler import ASTSource
 
 from megalite.kernels import flat_triton, launch, rms_norm_triton
@@ -60,11 +59,19 @@ class Launch:
     aligned: tuple[str, ...]
     options: dict[str, Any]
 
+    @property
+    def code(self) -> str:
+        """Equal for launches that compile to the same code, over however many programs."""
+        function = self.kernel.fn
+        specialised = (self.signature, self.constants, self.aligned, self.options)
+        return f"{function.__module__}.{function.__name__} {specialised}"
+
 
 @dataclass(frozen=True)
-class Resources:
-    """What one compiled kernel takes, and how it reaches global memory: bits of each access in its code."""
+class Compiled:
+    """One kernel's assembly, what it takes, and how it reaches global memory: bits of each access."""
 
+    assembly: str
     registers: int
     spill_bytes: int
     shared_bytes: int
@@ -157,13 +164,8 @@ def record(operation: Callable[[], object]) -> list[Launch]:
     return launches
 
 
-def compile_for(target: str, what: Launch) -> Resources:
+def compile_for(target: str, what: Launch) -> Compiled:
     """Compile `what` for `target`; read registers, spills, shared memory, global accesses from the result."""
-    read = _read_amd if target.startswith("gfx") else _read_nvidia
-    return read(_build(target, what))
-
-
-def _build(target: str, what: Launch) -> Any:
     place = what.kernel.arg_names.index
     source = ASTSource(
         what.kernel,
@@ -172,24 +174,26 @@ def _build(target: str, what: Launch) -> Any:
         attrs={(place(name),): [["tt.divisibility", 16]] for name in what.aligned},
     )
     options = {**what.options, "enable_fp_fusion": True}
-    return triton.compile(source, target=TARGETS[target], options=options)
+    with redirect_stdout(StringIO()) as log, knobs.nvidia.scope(), knobs.compilation.scope():
+        # What comes from Triton's cache has no log.
+        knobs.nvidia.dump_ptxas_log = knobs.compilation.always_compile = True
+        built = triton.compile(source, target=TARGETS[target], options=options)
+    return _read_amd(built) if target.startswith("gfx") else _read_nvidia(built, log.getvalue())
 
 
-def bytes_moved(target: str, what: Launch, trips: int = 1, guarded: bool = True) -> dict[str, int]:
+def bytes_moved(what: Launch, built: Compiled, trips: int = 1, guarded: bool = True) -> dict[str, int]:
     """Bytes that the compiled code reads and writes through each pointer, by the argument's name.
 
     Accesses of 16 bytes or more a thread, which carry the tiles, times threads, programs, and in the body of
     a loop `trips`. What a branch can skip is counted only if `guarded`. For an NVIDIA target, and for shapes
     whose last tile is full: masks are not looked at.
     """
-    built = _build(target, what)
     names = [name for name in what.kernel.arg_names if what.signature[name] != "constexpr"]
-    lines = [line.split("//")[0].strip() for line in built.asm["ptx"].splitlines()]
+    lines = [line.split("//")[0].strip() for line in built.assembly.splitlines()]
     labels = {line[:-1]: number for number, line in enumerate(lines) if line.endswith(":")}
     loops, skipped = _regions(lines, labels)
     came_from: dict[str, set[str]] = {}  # register -> arguments that its address was made of
     moved: dict[str, int] = {}
-    threads = built.metadata.num_warps * 32
     for number, line in enumerate(lines):
         if parameter := re.match(r"ld\.param\.b64\s+(%rd\d+), \[\w+_param_(\d+)\]", line):
             came_from[parameter[1]] = {names[int(parameter[2])]} if int(parameter[2]) < len(names) else set()
@@ -201,7 +205,7 @@ def bytes_moved(target: str, what: Launch, trips: int = 1, guarded: bool = True)
             (address,) = re.findall(r"\[ (%rd\d+)", line)
             (name,) = {one for one in came_from.get(address, set()) if what.signature[one].startswith("*")}
             times = trips if inside else 1
-            moved[name] = moved.get(name, 0) + bits // 8 * threads * what.programs * times
+            moved[name] = moved.get(name, 0) + bits // 8 * built.threads * what.programs * times
         elif made := re.match(r"(?:@!?%p\d+ )?[\w.]+\s+(%rd\d+), (.*);", line):
             sources = [came_from.get(source, set()) for source in re.findall(r"%rd\d+", made[2])]
             came_from[made[1]] = came_from.get(made[1], set()).union(*sources)
@@ -219,25 +223,15 @@ def _regions(lines: list[str], labels: dict[str, int]) -> tuple[list[range], lis
     return loops, skipped
 
 
-def _read_nvidia(built: Any) -> Resources:
+def _read_nvidia(built: Any, log: str) -> Compiled:
     ptx = built.asm["ptx"]
-    architecture = re.search(r"\.target (sm_(\d+)\w*)", ptx)
-    if architecture is None:
-        raise RuntimeError("the PTX names no target")
-    ptxas = get_ptxas(int(architecture[2])).path
-    with tempfile.NamedTemporaryFile("w", suffix=".ptx") as file:
-        file.write(ptx)
-        file.flush()
-        usage = subprocess.run(
-            [ptxas, "-v", f"--gpu-name={architecture[1]}", file.name, "-o", os.devnull],
-            capture_output=True, text=True, check=True,
-        ).stderr  # fmt: skip
-    registers = re.search(r"Used (\d+) registers", usage)
-    spills = re.search(r"(\d+) bytes spill stores, (\d+) bytes spill loads", usage)
+    registers = re.search(r"Used (\d+) registers", log)
+    spills = re.search(r"(\d+) bytes spill stores, (\d+) bytes spill loads", log)
     if registers is None or spills is None:
-        raise RuntimeError(f"ptxas -v printed no resource usage:\n{usage}")
+        raise RuntimeError(f"ptxas printed no resource usage:\n{log}")
     accesses = _ACCESS.findall(ptx)
-    return Resources(
+    return Compiled(
+        assembly=ptx,
         registers=int(registers[1]),
         spill_bytes=int(spills[1]) + int(spills[2]),
         shared_bytes=built.metadata.shared,
@@ -248,7 +242,7 @@ def _read_nvidia(built: Any) -> Resources:
     )
 
 
-def _read_amd(built: Any) -> Resources:
+def _read_amd(built: Any) -> Compiled:
     code = built.asm["amdgcn"]
 
     def value(name: str) -> int:
@@ -270,7 +264,8 @@ def _read_amd(built: Any) -> Resources:
     accesses = re.findall(
         r"\b(?:global|buffer)_(?:load|store)_(dwordx4|dwordx3|dwordx2|dword|u?short|u?byte)", code
     )
-    return Resources(
+    return Compiled(
+        assembly=code,
         registers=value("vgpr_count") + value("agpr_count"),
         spill_bytes=4 * value("vgpr_spill_count"),
         shared_bytes=built.metadata.shared,
