@@ -9,10 +9,8 @@ from megalite.accelerator import clock_of, free_memory_bytes, peak_flops
 from megalite.config import Config, parameter_count, zero_stage
 from megalite.data.batch import Batch
 from megalite.data.build import Splits
-from megalite.data.errors import DataError
 from megalite.optim.memory import bytes_per_parameter
 from megalite.optim.schedule import LearningRateSchedule, learning_rate
-from megalite.parallel.everywhere import on_every_rank
 from megalite.parallel.topology import Topology, with_traffic
 from megalite.parallel.traffic import TimedTraffic
 from megalite.training.drawn import Drawn, drawn_lines
@@ -54,11 +52,11 @@ def run(config: Config, topology: Topology) -> None:
         Reporter(config.logging.metrics_file, config.logging.tensorboard_dir, reporting) as reporter,
     ):
         expected = saved_order(config)
-        datasets = on_every_rank(lambda: open_datasets(config, expected), DataError, TrainingError)
+        datasets = open_datasets(config, expected)
         trainer = Trainer(config, topology)
         progress, lines, drawn, order = load_progress(trainer)
         if order != expected:  # a damaged checkpoint was passed over
-            datasets = on_every_rank(lambda: open_datasets(config, order), DataError, TrainingError)
+            datasets = open_datasets(config, order)
         if datasets.train is not None and datasets.train.order is not None and not config.batch.skip_train:
             lines += datasets.train.order.lines
         if datasets.warning is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -14,18 +15,44 @@ from megalite.config import (
     train_iterations,
 )
 from megalite.data.build import Dataset, Splits, build_datasets
+from megalite.data.errors import DataError
 from megalite.data.loader import StepLoader
 from megalite.data.stretches import OrderRecord
 from megalite.data.tokenizer import build_tokenizer
+from megalite.parallel.everywhere import gather_objects, on_every_rank
 from megalite.training.errors import TrainingError
 from megalite.training.progress import Progress
 from megalite.training.step import Trainer
 
+SHOWN = 20
+
 
 def open_datasets(config: Config, order: Mapping[str, Any] | None) -> Splits:
     """The three splits, as long as the run needs them; `order`: of the training samples in the checkpoint
-    that it goes on from. Raises DataError.
+    that it goes on from.
+
+    A collective. Raises TrainingError on every rank for what cannot be read on any, and for ranks that find
+    different data, as on nodes with copies of their own.
     """
+    datasets = on_every_rank(lambda: _open_datasets(config, order), DataError, TrainingError)
+    found = [place for each in datasets[:3] if each is not None for place in each.samples.places(0)]
+    identities = [place.identity for place in found]
+    mine = hashlib.sha256(" ".join(identities).encode()).hexdigest()
+    digests = gather_objects(mine)
+    if len(set(digests)) > 1:
+        everyones = zip(*gather_objects(identities), strict=False)
+        differing = [place for place, each in zip(found, everyones, strict=False) if len(set(each)) > 1]
+        name = differing[0].prefix if differing else "the data"
+        others = [str(rank) for rank, digest in enumerate(digests) if digest != digests[0]]
+        more = ", ..." if len(others) > SHOWN else ""
+        raise TrainingError(
+            f"{name}: holds other documents on rank {', '.join(others[:SHOWN])}{more} than on rank 0; every "
+            "node must have the same files"
+        )
+    return datasets
+
+
+def _open_datasets(config: Config, order: Mapping[str, Any] | None) -> Splits:
     tokenizer = build_tokenizer(config.data, config.model.vocab_size)
     saved = None if order is None else OrderRecord.from_json(order)
     counts = split_sample_counts(config)

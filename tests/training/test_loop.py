@@ -16,7 +16,9 @@ from megalite.config import parse
 from megalite.parallel.topology import build_topology
 from megalite.training.errors import TrainingError
 from megalite.training.loop import run
+from megalite.training.samples import open_datasets
 from tests.data.corpora import write_dataset
+from tests.pool import WorkerPool
 from tools.inspect_data import main as inspect_data
 
 MODEL = (
@@ -214,6 +216,33 @@ def test_samples_are_counted_by_dataset_over_all_parts_of_a_run(
     out = capsys.readouterr().out
     assert "warning: seed was" in out
     assert "warning: data_path was" in out
+
+
+def open_copies(folders: list[str]) -> str:
+    """What a rank says whose node has the data in its own of `folders`."""
+    topology = build_topology(1, 1, torch.device("cpu"))
+    data = f"--split 8,2,0 --train-iters 4 --data-path {folders[topology.rank]}/a"
+    config = parse([*MODEL.split(), *data.split(), "--eval-iters", "1", "--global-batch-size", "8"], 4)
+    try:
+        open_datasets(config, None)
+    except TrainingError as error:
+        return str(error)
+    return ""
+
+
+def test_ranks_that_find_other_data_are_told(tmp_path: Path, pool: WorkerPool) -> None:
+    """As on nodes with copies of their own, one of which is an old one of the same size."""
+    for name, seed in (("copy", 0), ("another", 0), ("old", 1)):
+        (tmp_path / name).mkdir()
+        write_dataset(tmp_path / name / "a", [50] * 20, vocab_size=31, seed=seed)
+    copy, another, old = (str(tmp_path / name) for name in ("copy", "another", "old"))
+    assert set(pool.run(4, open_copies, [copy, another, copy, another])) == {""}
+    told = pool.run(4, open_copies, [copy, old, copy, old])
+    assert (
+        told[0]
+        == f"{copy}/a: holds other documents on rank 1, 3 than on rank 0; every node must have the same files"
+    )
+    assert [text.split(": ")[1] for text in told] == [told[0].split(": ")[1]] * 4
 
 
 def test_the_largest_seed_trains_and_evaluates_on_mock_data() -> None:
