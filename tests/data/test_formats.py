@@ -122,6 +122,14 @@ def test_tiktoken_json_vocabulary(tmp_path: Path) -> None:
     assert tokenizer.decode(tokenizer.encode_batch(["the naïve"])[0]) == "the naïve"
     with pytest.raises(DataError, match="259 tokens, but 300 are wanted"):
         make("TikTokenizer", **{**fields, "vocab_size": 310})
+    with pytest.raises(DataError, match="--vocab-size 10: no more than --tiktoken-num-special-tokens 10"):
+        make("TikTokenizer", **{**fields, "vocab_size": 10})
+    with pytest.raises(DataError, match=r"vocab\.json: cannot be used .*: lacks 50 \(0x"):
+        make("TikTokenizer", **{**fields, "vocab_size": 205})
+    entries[-1]["rank"] = 3
+    (tmp_path / "vocab.json").write_text(json.dumps(entries))
+    with pytest.raises(DataError, match=r"the tokens b'\\x03' and b' the' have one id, 13"):
+        make("TikTokenizer", **fields)
     (tmp_path / "ranks.tiktoken").write_text("dGg= 0\n")
     with pytest.raises(DataError, match="1 ranks; the known vocabularies have"):
         make("TikTokenizer", tokenizer_model=str(tmp_path / "ranks.tiktoken"))

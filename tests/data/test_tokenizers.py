@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
+from tokenizers import Tokenizer as Library
+from tokenizers import models, pre_tokenizers
 
 from megalite.data.errors import DataError
 from megalite.data.sample_corpus import EOD_TOKEN, prepare_sample, train_tokenizer
@@ -73,6 +77,131 @@ def test_gpt2_bpe_equals_the_tokenizer_json(trained: Path, tmp_path: Path) -> No
     texts = ["the cat sat naïve", f"on the{EOD_TOKEN} mat", "x" * 50]
     assert tokenizer.encode_batch(texts) == reference.encode_batch(texts)
     assert (tokenizer.eod, tokenizer.vocab_size) == (reference.eod, reference.vocab_size)
+
+
+def without(symbol: str) -> Callable[[dict[str, Any]], None]:
+    """Takes a token, and what is merged with it, out of a model's vocabulary."""
+
+    def change(content: dict[str, Any]) -> None:
+        model = content["model"]
+        model["merges"] = [merge for merge in model["merges"] if symbol not in "".join(merge)]
+        kept = [token for token in model["vocab"] if symbol not in token]
+        model["vocab"] = {token: i for i, token in enumerate(kept)}
+
+    return change
+
+
+def setting(place: str, value: object) -> Callable[[dict[str, Any]], None]:
+    def change(content: dict[str, Any]) -> None:
+        *sections, name = place.split(".")
+        for section in sections:
+            content = content[section]
+        content[name] = value
+
+    return change
+
+
+def templates(number: int) -> dict[str, Any]:
+    first, second = ({"Sequence": {"id": which, "type_id": 0}} for which in "AB")
+    added = {"SpecialToken": {"id": "x", "type_id": 0}}
+    tokens = {"x": {"id": "x", "ids": [number], "tokens": ["x"]}}
+    return {
+        "type": "TemplateProcessing",
+        "single": [added, first],
+        "pair": [first, second],
+        "special_tokens": tokens,
+    }
+
+
+def changed(trained: Path, folder: Path, *changes: Callable[[dict[str, Any]], None]) -> str:
+    content = json.loads((trained / "tokenizer.json").read_text())
+    for change in changes:
+        change(content)
+    (folder / "tokenizer.json").write_text(json.dumps(content))
+    return str(folder / "tokenizer.json")
+
+
+NO_UNKNOWN = r"tokenizer\.json: a BPE without model\.unk_token "
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            [without("Ã")],
+            NO_UNKNOWN + r"lacks 1 \(Ã\): text with what its vocabulary does not have would be lost",
+        ),
+        ([setting("pre_tokenizer", None)], NO_UNKNOWN + "has neither bytes as symbols nor byte_fallback"),
+        (
+            [setting("pre_tokenizer", None), setting("model.byte_fallback", True)],
+            NO_UNKNOWN + r"lacks 243 \(<0x00>, <0x01>",
+        ),
+        ([setting("model.end_of_word_suffix", "</w>")], NO_UNKNOWN + r"lacks 243 \(!</w>, "),
+        ([setting("model.vocab.a", 66)], "the tokens 'a' and 'c' have one id, 66; added tokens are numbered"),
+        (
+            [lambda content: content["model"]["vocab"].pop("Z")],
+            r"the tokens '<\|endoftext\|>' and '.+' have one",
+        ),
+        ([setting("model.vocab.a", 2**32 - 1)], "an id of 4294967295: a dataset holds ids below 2147483648"),
+        ([setting("model.dropout", 0.1)], r"model\.dropout is 0\.1.*: ids would be drawn at random"),
+        (
+            [setting("post_processor", templates(999))],
+            r"post_processor adds the id 999: outside the vocabulary",
+        ),
+    ],
+)
+def test_a_tokenizer_json_with_which_text_is_lost_or_means_two_things(
+    trained: Path, tmp_path: Path, changes: list[Callable[[dict[str, Any]], None]], message: str
+) -> None:
+    with pytest.raises(DataError, match=message):
+        make(tokenizer_model=changed(trained, tmp_path, *changes))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        [without("õ")],  # the symbol of 0xF5, a byte that UTF-8 does not have
+        [without("Ã"), setting("model.unk_token", "a")],
+        [setting("post_processor", templates(1))],
+        [setting("normalizer", {"type": "ByteLevel"}), setting("pre_tokenizer", None)],
+    ],
+)
+def test_a_tokenizer_json_that_loses_nothing(
+    trained: Path, tmp_path: Path, changes: list[Callable[[dict[str, Any]], None]]
+) -> None:
+    tokenizer = make(tokenizer_model=changed(trained, tmp_path, *changes))
+    assert tokenizer.encode_batch(["aé"])[0]
+
+
+@pytest.mark.parametrize(
+    ("model", "ids"),
+    [
+        (models.WordPiece({"[UNK]": 0, "a": 1}), [1, 0]),
+        (models.WordLevel({"[UNK]": 0, "a": 1}, unk_token="[UNK]"), [1, 0]),
+        (models.Unigram([("<unk>", 0.0), ("a", -1.0)], 0), [1, 0]),
+        (models.BPE({"<unk>": 0, "a": 1}, [], unk_token="<unk>"), [1, 0]),
+        (models.BPE({f"<0x{byte:02X}>": byte for byte in range(256)}, [], byte_fallback=True), [97, 98]),
+    ],
+)
+def test_models_with_a_token_for_the_unknown(tmp_path: Path, model: Any, ids: list[int]) -> None:
+    library = Library(model)
+    library.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    library.save(str(tmp_path / "tokenizer.json"))
+    assert make(tokenizer_model=str(tmp_path)).encode_batch(["a b"]) == [ids]
+
+
+def test_a_gpt2_vocabulary_with_which_text_is_lost(trained: Path, tmp_path: Path) -> None:
+    model = json.loads((trained / "tokenizer.json").read_text())["model"]
+    files = {"vocab_file": str(tmp_path / "vocab.json"), "merge_file": str(tmp_path / "merges.txt")}
+    (tmp_path / "merges.txt").write_text("#version: 0.2\n")
+    one_lost = {token: number for token, number in model["vocab"].items() if token != "Ã"}
+    for vocabulary, message in (
+        (one_lost, r"--vocab-file .*vocab\.json: a BPE without model\.unk_token lacks 1 \(Ã\)"),
+        ({**model["vocab"], "a": 66}, "have one id, 66"),
+    ):
+        (tmp_path / "vocab.json").write_text(json.dumps(vocabulary))
+        with pytest.raises(DataError, match=message):
+            make("GPT2BPETokenizer", **files)
 
 
 def test_eod_must_exist(trained: Path, tmp_path: Path) -> None:

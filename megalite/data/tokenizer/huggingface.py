@@ -14,6 +14,7 @@ import orjson
 from megalite import _C
 from megalite.data.errors import DataError
 from megalite.data.tokenizer.base import Tokenizer, identity_of, library_errors
+from megalite.data.tokenizer.complete import check_model, check_unique
 
 if TYPE_CHECKING:
     from tokenizers import Encoding
@@ -39,6 +40,10 @@ class HuggingFaceTokenizer(Tokenizer):
         add_special_tokens: bool,
         allow_special_tokens: bool,
     ) -> None:
+        """Raises DataError for a vocabulary with which text would be lost or ids mean two things."""
+        vocabulary = library.get_vocab(with_added_tokens=True)
+        check_unique(vocabulary)
+        check_model(library)
         library.no_padding()
         library.no_truncation()
         # Without this a document that spells out "<|endoftext|>" would forge a document boundary.
@@ -46,9 +51,14 @@ class HuggingFaceTokenizer(Tokenizer):
         self.library = library
         self.identity = identity
         self.options = f"add_special_tokens={add_special_tokens} allow_special_tokens={allow_special_tokens}"
-        self.vocab_size = max(library.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+        self.vocab_size = max(vocabulary.values(), default=-1) + 1
         self.eod_token = eod_token
         self.adds_special_tokens = add_special_tokens
+        added = library.encode("", add_special_tokens=add_special_tokens).ids
+        if max(added, default=-1) >= self.vocab_size:
+            raise DataError(
+                f"post_processor adds the id {max(added)}: outside the vocabulary of {self.vocab_size}"
+            )
 
     @property
     def eod(self) -> int:
@@ -99,9 +109,9 @@ def load_tokenizer_json(
     with library_errors(f"{path}: cannot be read as a tokenizer.json"):
         library = Library.from_buffer(content)
     eod_token = eod_token or _configured_eod(path.parent) or _usual_eod(library)
-    return HuggingFaceTokenizer(
-        library, identity_of("tokenizer.json", [content]), eod_token, add_special_tokens, allow_special_tokens
-    )
+    identity = identity_of("tokenizer.json", [content])
+    with library_errors(str(path)):
+        return HuggingFaceTokenizer(library, identity, eod_token, add_special_tokens, allow_special_tokens)
 
 
 def load_gpt2_bpe(
@@ -124,13 +134,9 @@ def load_gpt2_bpe(
     eod_token = eod_token or _usual_eod(library)
     if eod_token is not None and library.token_to_id(eod_token) is not None:
         library.add_special_tokens([AddedToken(eod_token, special=True, normalized=False)])
-    return HuggingFaceTokenizer(
-        library,
-        identity_of("gpt2-bpe", [Path(vocab_file).read_bytes(), Path(merge_file).read_bytes()]),
-        eod_token,
-        False,
-        allow_special_tokens,
-    )
+    identity = identity_of("gpt2-bpe", [Path(vocab_file).read_bytes(), Path(merge_file).read_bytes()])
+    with library_errors(f"--vocab-file {vocab_file}"):
+        return HuggingFaceTokenizer(library, identity, eod_token, False, allow_special_tokens)
 
 
 def _configured_eod(folder: Path) -> str | None:

@@ -13,6 +13,7 @@ import orjson
 
 from megalite.data.errors import DataError
 from megalite.data.tokenizer.base import Tokenizer, identity_of, library_errors
+from megalite.data.tokenizer.complete import check_every_byte, check_unique
 
 # The split patterns are facts of the vocabularies that were trained with them.
 _CONTRACTIONS = r"'(?:[sdmt]|ll|ve|re)"
@@ -80,6 +81,8 @@ class TikTokenizer(Tokenizer):
         except (ValueError, TypeError, KeyError, binascii.Error) as error:
             raise DataError(f"{model}: cannot be read as a tiktoken vocabulary: {error}") from None
         with library_errors(f"{model}: cannot be used as a tiktoken vocabulary"):
+            check_every_byte(ranks.__contains__)
+            check_unique({**ranks, **{token.encode(): number for token, number in special.items()}})
             self._library = tiktoken.Encoding(
                 Path(model).name, pat_str=split, mergeable_ranks=ranks, special_tokens=special
             )
@@ -128,7 +131,10 @@ def _by_size(model: str, ranks: int) -> tuple[str, dict[str, int]]:
 
 
 def _json_ranks(content: bytes, size: int, first: int) -> dict[bytes, int]:
+    """The `size` first tokens, with ids from `first` on."""
     entries = orjson.loads(content)
+    if size < 1:
+        raise ValueError(f"--vocab-size {size + first}: no more than --tiktoken-num-special-tokens {first}")
     if len(entries) < size:
         raise ValueError(f"{len(entries)} tokens, but {size} are wanted; give a smaller --vocab-size")
     return {
