@@ -121,6 +121,7 @@ def changed(trained: Path, folder: Path, *changes: Callable[[dict[str, Any]], No
     return str(folder / "tokenizer.json")
 
 
+GPT2_FILES = {"vocab_file": "vocab.json", "merge_file": "merges.txt"}
 NO_UNKNOWN = r"tokenizer\.json: a BPE without model\.unk_token "
 
 
@@ -192,7 +193,7 @@ def test_models_with_a_token_for_the_unknown(tmp_path: Path, model: Any, ids: li
 
 def test_a_gpt2_vocabulary_with_which_text_is_lost(trained: Path, tmp_path: Path) -> None:
     model = json.loads((trained / "tokenizer.json").read_text())["model"]
-    files = {"vocab_file": str(tmp_path / "vocab.json"), "merge_file": str(tmp_path / "merges.txt")}
+    files: dict[str, Any] = {name: str(tmp_path / path) for name, path in GPT2_FILES.items()}
     (tmp_path / "merges.txt").write_text("#version: 0.2\n")
     one_lost = {token: number for token, number in model["vocab"].items() if token != "Ã"}
     for vocabulary, message in (
