@@ -155,7 +155,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     os.environ["RAYON_NUM_THREADS"] = str(args.workers)  # read when a library starts that is written in Rust
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
     os.environ.setdefault("FASTOKENS_BPE_THREADS", "1")  # a batch; as many batches as workers at a time
-    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # NumPy's, of which none has work here
     from megalite import _C
     from megalite.data.errors import DataError
     from megalite.data.inputs import check_apart, corpus_hash, find_inputs, repeats, take_partition
