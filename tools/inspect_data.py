@@ -39,20 +39,20 @@ if TYPE_CHECKING:
 def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     from megalite.config.schema.batch import MOST_SAMPLES_A_STEP
     from megalite.config.schema.fields import INT32_LARGEST
-    from megalite.data.settings import add_data_flags, add_tokenizer_flags, whole
+    from megalite.data.settings import add_data_flags, add_tokenizer_flags, path, whole
 
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
     files = parser.add_argument_group("datasets")
-    files.add_argument("prefix", nargs="*", help="Datasets to describe, without .bin or .idx.")
+    files.add_argument("prefix", nargs="*", type=path, help="Datasets to describe, without .bin or .idx.")
     files.add_argument(
         "--verify", action="store_true", help="Read everything: offsets, ids, counts, checksum."
     )
     files.add_argument(
         "--document", nargs="+", type=whole(), default=[], metavar="N", help="Show these documents."
     )
-    files.add_argument("--histogram-png", type=Path, metavar="FILE", help="Picture of the lengths.")
+    files.add_argument("--histogram-png", type=path, metavar="FILE", help="Picture of the lengths.")
     run = parser.add_argument_group("what a run draws")
     add_data_flags(run)
     tokens, size = whole(1, INT32_LARGEST), whole(1, MOST_SAMPLES_A_STEP)
@@ -62,7 +62,7 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     )
     for split in ("train", "valid", "test"):
         run.add_argument(f"--{split}-samples", type=whole(), help="Default: one epoch.")
-    run.add_argument("--dump", type=Path, metavar="FILE.npz", help="Write index arrays and first samples.")
+    run.add_argument("--dump", type=path, metavar="FILE.npz", help="Write index arrays and first samples.")
     run.add_argument("--build-cache", action="store_true", help="Only build the index arrays.")
     run.add_argument("--iteration", type=whole(1), metavar="I", help="Show the documents of this step.")
     run.add_argument("--global-batch-size", type=size, help="Samples in one step of the run.")
@@ -88,6 +88,7 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     run.add_argument("--data-parallel-size", type=size, help="The same: ranks that share a batch.")
     run.add_argument(
         "--load",
+        type=path,
         metavar="FOLDER",
         help="Checkpoints of a run: show what it drew until the newest of them, and draws when it is resumed "
         "with these flags.",
@@ -149,7 +150,7 @@ def describe(args: argparse.Namespace, prefix: str) -> None:
     print("  tokens in a sequence           sequences")
     print(draw_text(bins))
     if args.histogram_png is not None:
-        draw_png(bins, prefix, args.histogram_png)
+        draw_png(bins, prefix, Path(args.histogram_png))
         print(f"  {args.histogram_png} written")
     tokenizer = tokenizer_of(args)
     for document in args.document:
@@ -282,7 +283,7 @@ def dump_run(args: argparse.Namespace, sources: Mapping[str, SampleSource]) -> N
         )
     eod = -1 if tokenizer is None else tokenizer.eod
     rules = DocumentRules(eod, args.reset_position_ids, args.reset_attention_mask, args.eod_mask_loss)
-    names = dump(args.dump, {name: Dataset(source, rules) for name, source in sources.items()})
+    names = dump(Path(args.dump), {name: Dataset(source, rules) for name, source in sources.items()})
     print(f"{args.dump}: {len(names)} arrays written")
 
 

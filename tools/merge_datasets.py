@@ -19,11 +19,15 @@ from megalite.data.interruption import end_on_interrupt
 
 
 def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    from megalite.data.settings import path
+
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
-    parser.add_argument("--input", nargs="+", required=True, help="Dataset prefixes, or folders of datasets.")
-    parser.add_argument("--output-prefix", required=True, help="Prefix of the whole.")
+    parser.add_argument(
+        "--input", nargs="+", type=path, required=True, help="Dataset prefixes, or folders of datasets."
+    )
+    parser.add_argument("--output-prefix", type=path, required=True, help="Prefix of the whole.")
     return parser.parse_args(argv)
 
 

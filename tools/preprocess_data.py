@@ -39,7 +39,7 @@ class _Refuse(argparse.Action):
 
 
 def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    from megalite.data.settings import add_tokenizer_flags, utf8, whole
+    from megalite.data.settings import add_tokenizer_flags, path, utf8, whole
 
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
@@ -48,6 +48,7 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     data.add_argument(
         "--input",
         nargs="+",
+        type=path,
         required=True,
         help="Files, folders, globs, or - for standard input: JSON lines, text (.txt) or Parquet "
         "(.parquet); JSON and text also as .gz or .zst.",
@@ -63,7 +64,9 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
         default="file",
         help="A document of a text file: the file (default), or what stands between blank lines.",
     )
-    data.add_argument("--output-prefix", required=True, help="The datasets are named PREFIX_KEY_document.")
+    data.add_argument(
+        "--output-prefix", type=path, required=True, help="The datasets are named PREFIX_KEY_document."
+    )
     data.add_argument(
         "--json-keys",
         nargs="+",

@@ -43,6 +43,8 @@ class BadValue(ValueError):
 
 
 def _one(setting: Setting, raw: Any) -> Any:
+    if raw == "":  # as of a variable of the shell that is not set: a path would be the working folder
+        raise BadValue(ConfigError(setting.flag, raw, "is empty", f"{_hint(setting)}, or leave it out"))
     try:
         return CONVERTERS[setting.kind](raw)
     except (ValueError, TypeError, OverflowError):

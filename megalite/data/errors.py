@@ -15,7 +15,11 @@ __all__ = ["DataError", "WriteError", "check_prefix", "writing"]
 
 
 def check_prefix(prefix: str) -> None:
-    """Raises DataError for a path that is no UTF-8: the C++ side takes no other."""
+    """Raises DataError for a path that names a folder, whose files would be hidden ones, and for one that is
+    no UTF-8: the C++ side takes no other.
+    """
+    if not os.path.basename(prefix):
+        raise DataError(f"{prefix or 'an empty path'}: a dataset's path must end in its name")
     try:
         prefix.encode()
     except UnicodeEncodeError:

@@ -61,6 +61,13 @@ def whole(least: int = 0, most: int = INT64_LARGEST) -> Callable[[str], int]:
     return number
 
 
+def path(text: str) -> str:
+    """The argparse type of a path: as an empty one, the working folder would be read, or written to."""
+    if not text:
+        raise argparse.ArgumentTypeError('"": expected a path; is a variable of the shell not set?')
+    return text
+
+
 def utf8(text: str) -> str:
     """The argparse type of text that is compared with text of the data, or written down."""
     try:
@@ -76,18 +83,18 @@ def utf8(text: str) -> str:
 def add_data_flags(parser: argparse._ActionsContainer) -> None:
     """The flags of DataFlags but for mock data."""
     parser.add_argument(
-        "--data-path", nargs="+", default=[], help="PREFIX ..., or WEIGHT PREFIX WEIGHT PREFIX ..."
+        "--data-path", nargs="+", type=path, default=[], help="PREFIX ..., or WEIGHT PREFIX WEIGHT PREFIX ..."
     )
     for split in ("train", "valid", "test"):
         parser.add_argument(
-            f"--{split}-data-path", nargs="+", default=[], help="Like --data-path, for one split."
+            f"--{split}-data-path", nargs="+", type=path, default=[], help="Like --data-path, for one split."
         )
-    parser.add_argument("--data-args-path", help="File that holds what would follow --data-path.")
+    parser.add_argument("--data-args-path", type=path, help="File that holds what would follow --data-path.")
     parser.add_argument(
         "--split", default=DataFlags.split, help="Shares of the documents (default: %(default)s)."
     )
     parser.add_argument(
-        "--data-cache-path", help="Folder of the index arrays (default: beside each dataset)."
+        "--data-cache-path", type=path, help="Folder of the index arrays (default: beside each dataset)."
     )
     parser.add_argument(
         "--reset-position-ids", action="store_true", help="Restart positions after each document."

@@ -357,6 +357,7 @@ ONE_ERROR = [
     ("--num-attention-heads 1e18", 1, "--num-attention-heads 1000000000000000000: must be >= 1"),
     ("--distributed-timeout-minutes 1e9", 1, "--distributed-timeout-minutes 1000000000: must be >= 1 and <="),
     ("--log-interval 1e19", 1, "--log-interval 10000000000000000000: does not fit into 64 bits"),
+    ("--save=", 1, '--save "": is empty; give text, or leave it out'),
     (f"--log-interval 1{'0' * 400}", 1, "does not fit into 64 bits"),  # nor into a float
     ("--num-workers 100000", 1, "--num-workers 100000: must be >= 0 and <= 1024"),
     (

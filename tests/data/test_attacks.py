@@ -242,7 +242,8 @@ def test_an_index_never_stands_beside_tokens_of_another_run(tmp_path: Path) -> N
         (["--iteration", f"1{'0' * 5000}"], "0...: expected a whole number from 1 to 9223372036854775807"),
         (["--split", "1e308,1e308,1e308"], "1e308: shares must be finite, also their sum"),
         (["--dump", "/nowhere/x.npz"], "No such file or directory: '/nowhere/x.npz.partial'"),
-        (["--dump", ""], "--dump .: is no file that could be replaced; give a name of your own"),
+        (["--dump", ""], '--dump: "": expected a path; is a variable of the shell not set?'),
+        (["--dump", "."], "--dump .: is no file that could be replaced; give a name of your own"),
     ],
 )
 def test_inspect_data_says_what_is_wrong(tmp_path: Path, flags: Sequence[str], message: str) -> None:
@@ -251,6 +252,37 @@ def test_inspect_data_says_what_is_wrong(tmp_path: Path, flags: Sequence[str], m
     assert found.returncode != 0
     assert message in found.stderr
     assert "Traceback" not in found.stderr
+
+
+def test_an_empty_path_is_not_the_working_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from tools import inspect_data, merge_datasets, preprocess_data
+
+    monkeypatch.chdir(tmp_path)
+    write_dataset(Path("a"), [3])
+    before = sorted(os.listdir())
+    merge_flags, work = {"--input": "a", "--output-prefix": "b"}, {"--input": "a.bin", "--output-prefix": "b"}
+    runs = {
+        "--data-path": "a",
+        "--data-cache-path": "c",
+        "--load": "d",
+        "--histogram-png": "e",
+        "--dump": "f",
+    }
+    for main, flags in (
+        (merge_datasets.main, merge_flags),
+        (preprocess_data.main, work),
+        (inspect_data.main, runs),
+    ):
+        for empty in flags:
+            with pytest.raises(SystemExit):
+                main([word for flag in flags for word in (flag, "" if flag == empty else flags[flag])])
+            assert f'{empty}: "": expected a path' in capsys.readouterr().err
+    for prefix in ("", "folder/"):
+        with pytest.raises(DataError, match="a dataset's path must end in its name"):
+            merge(["a"], prefix)
+    assert sorted(os.listdir()) == before
 
 
 def test_a_number_beyond_64_bits_is_told_for_each_flag(capsys: pytest.CaptureFixture[str]) -> None:
