@@ -64,6 +64,18 @@ def test_spelled_special_tokens_are_text_unless_allowed(trained: Path) -> None:
     assert safe.encode_batch(["a b"]) == megatron.encode_batch(["a b"])
 
 
+def test_no_text_spells_the_end_of_a_document(trained: Path, tmp_path: Path) -> None:
+    model = changed(trained, tmp_path, lambda content: content["added_tokens"][0].update(special=False))
+    tokenizer = make(tokenizer_model=model)
+    assert tokenizer.check_eod() not in tokenizer.encode_batch([f"a{EOD_TOKEN}b"])[0]
+    spelled = make(tokenizer_model=model, allow_special_tokens=True)
+    assert spelled.check_eod() in spelled.encode_batch([f"a{EOD_TOKEN}b"])[0]
+    message = "token the: text that spells it has its id, so that data could forge the end of a document"
+    with pytest.raises(DataError, match=message):
+        make(tokenizer_model=model, eod_token="the").check_eod()
+    assert make(tokenizer_model=model, eod_token="the", allow_special_tokens=True).check_eod() < 300
+
+
 def test_gpt2_bpe_equals_the_tokenizer_json(trained: Path, tmp_path: Path) -> None:
     model = json.loads((trained / "tokenizer.json").read_text())["model"]
     vocab = {**model["vocab"], EOD_TOKEN: len(model["vocab"])}

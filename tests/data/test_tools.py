@@ -18,6 +18,8 @@ import numpy as np
 import pytest
 
 from megalite.data.sample_corpus import train_tokenizer
+from megalite.data.tokenizer import gigatoken
+from megalite.data.tokenizer.huggingface import load_tokenizer_json
 from tests.data.corpora import GOLDENS, write_dataset
 
 TOOLS = Path(__file__).parents[2] / "tools"
@@ -349,6 +351,18 @@ def test_an_engine_gives_the_librarys_bytes(
         for suffix in (".bin", ".idx"):
             ours, theirs = (tmp_path / f"{engine}_{key}_document{suffix}" for engine in (fast, "library"))
             assert ours.read_bytes() == theirs.read_bytes()
+
+
+def test_gigatoken_does_not_remember_all_words(sample: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("gigatoken")
+    monkeypatch.setattr(gigatoken, "RENEWED_AFTER", 20)
+    reference = load_tokenizer_json(str(sample / "tokenizer.json"), None, False, False)
+    engine = gigatoken.GigatokenEngine(reference)
+    made, texts = [], ["the cat sat", "on the mat", "with a hat"]
+    for text in texts:
+        assert engine.encode_batch([text]) == reference.encode_batch([text])
+        made.append(engine._engine)
+    assert made[0] is not made[1] is made[2]
 
 
 def test_gigatoken_is_refused_where_it_is_not_known_to_be_equal(

@@ -29,6 +29,8 @@ class Tokenizer(ABC):
     options: str = ""
     """What else decides how text becomes ids."""
     eod_token: str | None = None
+    spells_special_tokens: bool = False
+    """Whether text that spells a special token becomes that token."""
     memory_per_byte: int
     """Most bytes of memory that encoding was seen to take for each byte of UTF-8: of English, Chinese, random
     letters, one letter repeated, spaces.
@@ -83,9 +85,19 @@ class Tokenizer(ABC):
         check_room(sum(map(sys.getsizeof, texts)) * self.memory_per_byte)
 
     def check_eod(self) -> int:
-        """The end-of-document id, if it is one of the vocabulary."""
+        """The end-of-document id. Raises DataError if it is none of the vocabulary, or if text can spell it
+        although that is not allowed for special tokens.
+        """
         if not 0 <= self.eod < self.vocab_size:
             raise DataError(f"end-of-document id {self.eod}: outside the vocabulary of {self.vocab_size} ids")
+        if self.eod_token is not None and not self.spells_special_tokens:
+            with library_errors(f"end-of-document token {self.eod_token}: cannot be encoded"):
+                spelled = self.encode_batch([self.eod_token])[0]
+            if self.eod in spelled:
+                raise DataError(
+                    f"end-of-document token {self.eod_token}: text that spells it has its id, so that data "
+                    "could forge the end of a document; name a special token, or give --allow-special-tokens"
+                )
         return self.eod
 
 

@@ -71,7 +71,7 @@ def build_tokenizer(
     if kind == "HuggingFaceTokenizer":
         return load_tokenizer_json(model, eod_token, add_special_tokens, allow_special_tokens)
     if kind == "SentencePieceTokenizer":
-        return SentencePieceTokenizer(model, eod_token)
+        return SentencePieceTokenizer(model, eod_token, allow_special_tokens)
     pattern = getattr(settings, "tiktoken_pattern", None)
     special_tokens = getattr(settings, "tiktoken_num_special_tokens", DEFAULT_SPECIAL_TOKENS)
     return TikTokenizer(model, pattern, special_tokens, vocab_size, eod_token, allow_special_tokens)

@@ -23,6 +23,7 @@ class Engine(Tokenizer):
         self.identity = reference.identity
         self.options = reference.options
         self.eod_token = reference.eod_token
+        self.spells_special_tokens = reference.spells_special_tokens
 
     @property
     def eod(self) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import unicodedata
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,8 @@ from megalite.data.tokenizer.engine import Engine, library_of, refusing_tokenize
 
 # NFC is not: the two libraries order marks of Unicode 14 differently (0.10 and tokenizers 0.23 at U+1AC1).
 EQUAL_NORMALIZERS = {"Prepend", "Replace"}
+# Characters. The engine remembers each word that it meets: 0.10 takes 6 bytes a byte of random words.
+RENEWED_AFTER = 1 << 30
 
 
 class GigatokenEngine(Engine):
@@ -37,8 +40,10 @@ class GigatokenEngine(Engine):
                 f"--engine gigatoken: the tokenizer's normalizer {', '.join(unlike)} is not known to be "
                 "equal; leave --engine out"
             )
+        self._make = partial(library.Tokenizer.from_json, orjson.dumps(content))
         with refusing_tokenizer("gigatoken"):
-            self._engine = library.Tokenizer.from_json(orjson.dumps(content))
+            self._engine = self._make()
+        self._encoded = 0
         self._unassigned = unassigned()
 
     def _encode_part(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
@@ -56,6 +61,9 @@ class GigatokenEngine(Engine):
         return bool(self._unassigned[np.frombuffer(text.encode("utf-32-le"), dtype=np.uint32)].any())
 
     def _encode(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+        self._encoded += sum(map(len, texts))
+        if self._encoded > RENEWED_AFTER:
+            self._encoded, self._engine = 0, self._make()
         layout = self._engine.encode_batch(list(texts)).layout
         ends = np.asarray(layout.offsets.data)
         ids = np.asarray(layout.content.data)[ends[0] : ends[-1]]

@@ -41,7 +41,13 @@ class HuggingFaceTokenizer(Tokenizer):
         allow_special_tokens: bool,
     ) -> None:
         """Raises DataError for a vocabulary with which text would be lost or ids mean two things."""
+        from tokenizers import AddedToken
+
         vocabulary = library.get_vocab(with_added_tokens=True)
+        added = library.get_added_tokens_decoder().values()
+        if any(token.content == eod_token and not token.special for token in added):
+            # Text that spells it must not become it, whatever kind of added token the file makes it.
+            library.add_special_tokens([AddedToken(eod_token, special=True, normalized=False)])
         check_unique(vocabulary)
         check_model(library)
         library.no_padding()
@@ -53,11 +59,12 @@ class HuggingFaceTokenizer(Tokenizer):
         self.options = f"add_special_tokens={add_special_tokens} allow_special_tokens={allow_special_tokens}"
         self.vocab_size = max(vocabulary.values(), default=-1) + 1
         self.eod_token = eod_token
+        self.spells_special_tokens = allow_special_tokens
         self.adds_special_tokens = add_special_tokens
-        added = library.encode("", add_special_tokens=add_special_tokens).ids
-        if max(added, default=-1) >= self.vocab_size:
+        ids = library.encode("", add_special_tokens=add_special_tokens).ids
+        if max(ids, default=-1) >= self.vocab_size:
             raise DataError(
-                f"post_processor adds the id {max(added)}: outside the vocabulary of {self.vocab_size}"
+                f"post_processor adds the id {max(ids)}: outside the vocabulary of {self.vocab_size}"
             )
 
     @property

@@ -14,7 +14,7 @@ class SentencePieceTokenizer(Tokenizer):
 
     memory_per_byte = 64  # of one letter repeated 56, with the BPE of sentencepiece 0.2.3
 
-    def __init__(self, model: str, eod_token: str | None) -> None:
+    def __init__(self, model: str, eod_token: str | None, allow_special_tokens: bool) -> None:
         try:
             from sentencepiece import SentencePieceProcessor
         except ImportError:
@@ -29,6 +29,7 @@ class SentencePieceTokenizer(Tokenizer):
         self.identity = identity_of("sentencepiece", [content])
         self.vocab_size = self._library.get_piece_size()
         self.eod_token = eod_token
+        self.spells_special_tokens = allow_special_tokens
 
     @property
     def eod(self) -> int:

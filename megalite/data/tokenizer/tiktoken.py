@@ -93,7 +93,7 @@ class TikTokenizer(Tokenizer):
         self.vocab_size = int(self._library.n_vocab)
         self.eod_token = eod_token
         self._special = special
-        self._allow = allow_special_tokens
+        self.spells_special_tokens = allow_special_tokens
 
     @property
     def eod(self) -> int:
@@ -104,7 +104,7 @@ class TikTokenizer(Tokenizer):
         return self._special[self.eod_token]
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        if self._allow:
+        if self.spells_special_tokens:
             return [self._library.encode(text, allowed_special="all") for text in texts]
         return [self._library.encode_ordinary(text) for text in texts]
 
