@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 from megalite._C import DataError, WriteError
 
-__all__ = ["DataError", "WriteError", "check_prefix", "writing"]
+__all__ = ["DataError", "WriteError", "check_prefix", "check_replaceable", "writing"]
 
 
 def check_prefix(prefix: str) -> None:
@@ -27,6 +27,12 @@ def check_prefix(prefix: str) -> None:
         raise DataError(
             f"{shown}: a dataset's path must be UTF-8 (LC_ALL=C.UTF-8 where the system's locale is not)"
         ) from None
+
+
+def check_replaceable(path: str | os.PathLike[str]) -> None:
+    """Raises DataError where something else than a file has the name of one that will be written."""
+    if os.path.exists(path) and not os.path.isfile(path):
+        raise DataError(f"{path}: is no file that could be replaced; give another name")
 
 
 @contextlib.contextmanager

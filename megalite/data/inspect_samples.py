@@ -11,7 +11,7 @@ import torch
 
 from megalite.data.blended_dataset import BlendedDataset
 from megalite.data.build import Dataset, SampleSource
-from megalite.data.errors import DataError
+from megalite.data.errors import check_replaceable
 from megalite.data.gpt_dataset import GPTDataset, Piece
 from megalite.data.loader import StepLoader
 from megalite.data.splits import SPLIT_NAMES
@@ -66,8 +66,7 @@ def dump(path: Path, datasets: Mapping[str, Dataset]) -> list[str]:
 
     Raises DataError where something else than a file has that name: it would be replaced.
     """
-    if path.exists() and not path.is_file():
-        raise DataError(f"--dump {path}: is no file that could be replaced; give a name of your own")
+    check_replaceable(path)
     arrays: dict[str, np.ndarray] = {}
     for name, dataset in datasets.items():
         arrays |= index_arrays(name, dataset.samples) | first_samples(name, dataset)

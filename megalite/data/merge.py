@@ -11,7 +11,7 @@ from itertools import islice
 
 from megalite.data.dataset_files import DatasetFiles
 from megalite.data.dataset_info import DatasetInfo, publish_with_info, read_info
-from megalite.data.errors import DataError
+from megalite.data.errors import DataError, check_replaceable
 from megalite.data.indexed_dataset import DatasetWriter, WriterState, open_dataset
 
 
@@ -25,6 +25,8 @@ def merge(
     if not prefixes:
         raise DataError("nothing to merge: no dataset was found")
     written = _files(output_prefix)
+    for path in written:
+        check_replaceable(path)
     for prefix in prefixes:
         if written & _files(prefix):
             raise DataError(f"{output_prefix}: the output is one of the inputs, {prefix}")

@@ -26,7 +26,7 @@ import numpy as np
 from megalite import _C
 from megalite.data.dataset_info import DatasetInfo, publish_with_info
 from megalite.data.documents import parse_document, parse_strings
-from megalite.data.errors import DataError
+from megalite.data.errors import DataError, check_replaceable
 from megalite.data.indexed_dataset import DatasetWriter, token_dtype
 from megalite.data.inputs import Part, printable
 from megalite.data.records import Records, line_number, read_records
@@ -194,11 +194,15 @@ def _start(plan: PreprocessPlan, state: RunState, skipped: SkippedList, dtype: s
 
 
 def _check_outputs(plan: PreprocessPlan) -> None:
-    """Raises DataError when two keys would be one dataset, or an input is a file that will be written."""
+    """Raises DataError when two keys would be one dataset, an input is a file that will be written, or that
+    would take the place of something else.
+    """
     if len(set(plan.json_keys)) < len(plan.json_keys):
         raise DataError(f"--json-keys {' '.join(plan.json_keys)}: each key once, as each is a dataset")
     names = [f"{plan.prefix(key)}.{suffix}" for key in plan.json_keys for suffix in OUTPUT_SUFFIXES]
     names += [f"{plan.stem}.{suffix}" for suffix in ("skipped.jsonl", "progress.json")]
+    for name in names:
+        check_replaceable(name)
     written = {os.path.realpath(f"{name}{end}") for name in names for end in ("", ".partial")}
     for part in plan.inputs:
         if os.path.realpath(part.path) in written:

@@ -243,7 +243,7 @@ def test_an_index_never_stands_beside_tokens_of_another_run(tmp_path: Path) -> N
         (["--split", "1e308,1e308,1e308"], "1e308: shares must be finite, also their sum"),
         (["--dump", "/nowhere/x.npz"], "No such file or directory: '/nowhere/x.npz.partial'"),
         (["--dump", ""], '--dump: "": expected a path; is a variable of the shell not set?'),
-        (["--dump", "."], "--dump .: is no file that could be replaced; give a name of your own"),
+        (["--dump", "."], ".: is no file that could be replaced; give another name"),
     ],
 )
 def test_inspect_data_says_what_is_wrong(tmp_path: Path, flags: Sequence[str], message: str) -> None:

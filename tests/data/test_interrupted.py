@@ -244,6 +244,18 @@ def test_partial_output_that_something_takes_away(tmp_path: Path, file: str, how
     assert written == [list(b"xz"), list(b"yz")]
 
 
+@pytest.mark.parametrize("name", ["skipped.jsonl", "progress.json", "a_document.idx", "b_document.json"])
+def test_output_whose_name_a_folder_has(tmp_path: Path, name: str) -> None:
+    (tmp_path / "in.jsonl").write_text('{"a": "x", "b": "y"}\n')
+    (tmp_path / ("out_" + name if "_" in name else "out." + name)).mkdir()
+    before = sorted(os.listdir(tmp_path))
+    with pytest.raises(DataError, match=f"{name}: is no file that could be replaced; give another name"):
+        preprocess(
+            plan(str(tmp_path / "in.jsonl"), tmp_path / "out", json_keys=["a", "b"]), ByteLevelTokenizer()
+        )
+    assert sorted(os.listdir(tmp_path)) == before
+
+
 def test_the_list_of_a_run_that_just_ended_is_not_cut(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
