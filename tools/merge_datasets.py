@@ -47,10 +47,11 @@ def find_datasets(given: Sequence[str]) -> list[str]:
 def main(argv: Sequence[str] | None = None) -> int:
     args = arguments(argv)
     from megalite.data.errors import DataError
-    from megalite.data.inputs import repeats
+    from megalite.data.inputs import check_apart, repeats
     from megalite.data.merge import merge
 
     try:
+        check_apart(args.input, args.output_prefix)
         prefixes = find_datasets(args.input)
         if told := repeats([f"{prefix}.bin" for prefix in prefixes]):
             print(f"merge_datasets: warning: {told}", file=sys.stderr)

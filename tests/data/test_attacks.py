@@ -197,6 +197,8 @@ def test_a_file_that_is_read_again_is_told(tmp_path: Path, monkeypatch: pytest.M
         done.stderr
     )
     assert command("merge_datasets", "--input", "a", "whole", "--output-prefix", "b").stderr == ""
+    done = command("merge_datasets", "--input", ".", "--output-prefix", "all")  # the next would read it again
+    assert (done.returncode, "all: lies in the folder ., all of which is read" in done.stderr) == (1, True)
 
 
 def test_a_description_does_not_outlive_its_dataset(tmp_path: Path) -> None:
