@@ -95,6 +95,10 @@ def test_sentencepiece(tmp_path: Path) -> None:
     assert (tokenizer.eod, tokenizer.vocab_size) == (reference.eos_id(), 40)
     assert tokenizer.eod not in tokenizer.encode_batch(["</s>"])[0]
     assert make("SentencePieceTokenizer", tokenizer_model=model, eod_token="<s>").eod == reference.bos_id()
+    assert make("SentencePieceTokenizer", tokenizer_model=model, eod_token="<s>").check_eod() == 1
+    for piece in ("a", "<unk>"):
+        with pytest.raises(DataError, match=f"end-of-document token {piece}: text can have its id"):
+            make("SentencePieceTokenizer", tokenizer_model=model, eod_token=piece).check_eod()
     with pytest.raises(DataError, match="--eod-token nothing: not among the 40 pieces"):
         _ = make("SentencePieceTokenizer", tokenizer_model=model, eod_token="nothing").eod
     (tmp_path / "broken.model").write_bytes(b"no model")

@@ -70,10 +70,27 @@ def test_no_text_spells_the_end_of_a_document(trained: Path, tmp_path: Path) -> 
     assert tokenizer.check_eod() not in tokenizer.encode_batch([f"a{EOD_TOKEN}b"])[0]
     spelled = make(tokenizer_model=model, allow_special_tokens=True)
     assert spelled.check_eod() in spelled.encode_batch([f"a{EOD_TOKEN}b"])[0]
-    message = "token the: text that spells it has its id, so that data could forge the end of a document"
-    with pytest.raises(DataError, match=message):
-        make(tokenizer_model=model, eod_token="the").check_eod()
+    message = "token the: text can have its id, so that data could forge the end of a document"
+    for token in ("the", "Ċ"):  # the second is a line's end
+        with pytest.raises(DataError, match=message.replace("the", token, 1)):
+            make(tokenizer_model=model, eod_token=token).check_eod()
     assert make(tokenizer_model=model, eod_token="the", allow_special_tokens=True).check_eod() < 300
+
+
+def test_a_tokenizer_may_itself_add_the_end_of_a_document(trained: Path, tmp_path: Path) -> None:
+    eod = make(tokenizer_model=str(trained)).eod
+    tokenizer = make(tokenizer_model=changed(trained, tmp_path, setting("post_processor", templates(eod))))
+    assert tokenizer.encode_batch([""]) == [[tokenizer.check_eod()]]
+
+
+def test_what_is_unknown_does_not_end_a_document(tmp_path: Path) -> None:
+    Library(models.WordLevel({"[UNK]": 0, "a": 1}, unk_token="[UNK]")).save(str(tmp_path / "tokenizer.json"))
+    with pytest.raises(DataError, match=r"token \[UNK\]: text can have its id"):
+        make(tokenizer_model=str(tmp_path), eod_token="[UNK]").check_eod()
+    Library(models.WordLevel({"[EOD]": 0, "a": 1})).save(str(tmp_path / "tokenizer.json"))
+    message = r"token \[EOD\]: text can have its id"  # as the whole of a text
+    with pytest.raises(DataError, match=message):
+        make(tokenizer_model=str(tmp_path), eod_token="[EOD]").check_eod()
 
 
 def test_gpt2_bpe_equals_the_tokenizer_json(trained: Path, tmp_path: Path) -> None:
@@ -114,6 +131,7 @@ def setting(place: str, value: object) -> Callable[[dict[str, Any]], None]:
 
 
 def templates(number: int) -> dict[str, Any]:
+    """A post-processor that adds this id to each text."""
     first, second = ({"Sequence": {"id": which, "type_id": 0}} for which in "AB")
     added = {"SpecialToken": {"id": "x", "type_id": 0}}
     tokens = {"x": {"id": "x", "ids": [number], "tokens": ["x"]}}

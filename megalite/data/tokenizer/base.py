@@ -15,6 +15,7 @@ from megalite.data.errors import DataError
 from megalite.data.shortage import check_room
 
 LARGEST_ENCODING = 16 << 30  # bytes of memory that may be needed for one text
+UNKNOWN = "\ue000 \ua66e\U00013000"  # a vocabulary that has these has bytes
 TEXTS_AT_ONCE = 8192  # a library may need 600 bytes of memory for each, even for an empty one
 CHARACTERS_AT_ONCE = 4 << 20  # or one text, if it has more
 
@@ -90,15 +91,21 @@ class Tokenizer(ABC):
         """
         if not 0 <= self.eod < self.vocab_size:
             raise DataError(f"end-of-document id {self.eod}: outside the vocabulary of {self.vocab_size} ids")
-        if self.eod_token is not None and not self.spells_special_tokens:
-            with library_errors(f"end-of-document token {self.eod_token}: cannot be encoded"):
-                spelled = self.encode_batch([self.eod_token])[0]
-            if self.eod in spelled:
-                raise DataError(
-                    f"end-of-document token {self.eod_token}: text that spells it has its id, so that data "
-                    "could forge the end of a document; name a special token, or give --allow-special-tokens"
-                )
+        if not self.spells_special_tokens and self._text_has_eod():
+            raise DataError(
+                f"end-of-document token {self.eod_token or self.eod}: text can have its id, so that data "
+                "could forge the end of a document; name a special token, or give --allow-special-tokens"
+            )
         return self.eod
+
+    def _text_has_eod(self) -> bool:
+        """Whether text becomes the end-of-document token: where it is spelled, or for what is unknown."""
+        for text in (self.eod_token or "", self.decode([self.eod]), UNKNOWN):
+            with contextlib.suppress(DataError), library_errors("cannot be encoded, so it becomes no token"):
+                nothing, ids = self.encode_batch(["", text])  # to both the tokenizer itself may add one
+                if ids.count(self.eod) > nothing.count(self.eod):
+                    return True
+        return False
 
 
 def _parts(texts: Sequence[str]) -> Iterator[Sequence[str]]:

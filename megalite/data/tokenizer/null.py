@@ -11,6 +11,7 @@ from megalite.data.tokenizer.base import Tokenizer
 class NullTokenizer(Tokenizer):
     """Reads ids as written; nothing is tokenised."""
 
+    spells_special_tokens = True
     memory_per_byte = 32  # a Python string and a list's place for each word, an int for each above 256
 
     def __init__(self, vocab_size: int | None, eod: int | None) -> None:

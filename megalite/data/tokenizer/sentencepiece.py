@@ -52,3 +52,6 @@ class SentencePieceTokenizer(Tokenizer):
 
     def decode(self, ids: Sequence[int]) -> str:
         return self._library.decode(list(ids))
+
+    def _text_has_eod(self) -> bool:
+        return not (self._library.is_control(self.eod) or self._library.is_unused(self.eod))
