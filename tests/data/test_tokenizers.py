@@ -84,13 +84,12 @@ def test_a_tokenizer_may_itself_add_the_end_of_a_document(trained: Path, tmp_pat
 
 
 def test_what_is_unknown_does_not_end_a_document(tmp_path: Path) -> None:
-    Library(models.WordLevel({"[UNK]": 0, "a": 1}, unk_token="[UNK]")).save(str(tmp_path / "tokenizer.json"))
-    with pytest.raises(DataError, match=r"token \[UNK\]: text can have its id"):
-        make(tokenizer_model=str(tmp_path), eod_token="[UNK]").check_eod()
-    Library(models.WordLevel({"[EOD]": 0, "a": 1})).save(str(tmp_path / "tokenizer.json"))
-    message = r"token \[EOD\]: text can have its id"  # as the whole of a text
-    with pytest.raises(DataError, match=message):
-        make(tokenizer_model=str(tmp_path), eod_token="[EOD]").check_eod()
+    vocabulary = {token: i for i, token in enumerate([*"<end>", "<end>"])}
+    Library(models.BPE(vocabulary, [], unk_token="<end>")).save(str(tmp_path / "tokenizer.json"))
+    tokenizer = make(tokenizer_model=str(tmp_path), eod_token="<end>")
+    assert tokenizer.eod not in tokenizer.encode_batch(["<end>"])[0]
+    with pytest.raises(DataError, match="token <end>: text can have its id"):
+        tokenizer.check_eod()
 
 
 def test_gpt2_bpe_equals_the_tokenizer_json(trained: Path, tmp_path: Path) -> None:
