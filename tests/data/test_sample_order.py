@@ -153,7 +153,7 @@ def test_random_blends(weights: list[float], size: int) -> None:
 
 # Around the numbers at which another search is taken, and at which whole vectors and blocks are full.
 @pytest.mark.parametrize(
-    "datasets", [15, 16, 17, 31, 33, 112, 128, 129, 161, 512, 513, 1000, 1099, 1100, 1121]
+    "datasets", [15, 16, 17, 31, 33, 112, 127, 128, 129, 160, 161, 512, 513, 1000, 1099, 1100, 1121]
 )
 @pytest.mark.parametrize("values", [3, 1 << 20], ids=["many ties", "few ties"])
 def test_blends_of_many(datasets: int, values: int) -> None:
