@@ -75,7 +75,9 @@ class ThreadReader:
             target=_read_all,
             args=(dataset, steps, vocab_size, self._queue, self._stop),
             name="megalite-data",
-            daemon=True,
+            # A thread that takes the interpreter's lock again in its finalisation, behind a call into C++,
+            # aborts the process: the interpreter waits for this one before.
+            daemon=False,
         )
         weakref.finalize(self, self._stop.set)
         with starting_threads():
@@ -118,8 +120,8 @@ def _put(
     item: HostBatches | BaseException | None,
     stop: threading.Event,
 ) -> bool:
-    """Hand `item` over; False when nobody wants it any more."""
-    while not stop.is_set():
+    """Hand `item` over; False when nobody wants it any more, or the interpreter is about to end."""
+    while not stop.is_set() and threading.main_thread().is_alive():
         try:
             results.put(item, timeout=0.1)
         except queue.Full:

@@ -102,30 +102,32 @@ def train(
     schedule = LearningRateSchedule.from_config(config.optimizer, config.batch)
     stop = StopRequest(config, topology, started)
     window = Window(config, topology, peak_flops(topology.device), end)
-    loader = open_loader(trainer, datasets.train, progress.consumed_samples, sizes, config.data.num_workers)
     drawn = Drawn(datasets.train, progress.consumed_samples, drawn_before)
     step = _first_step(trainer, reporter)
-    while progress.iteration < end.iteration:
-        rate = learning_rate(schedule, progress.consumed_samples)
-        outcome = step(next(loader), rate)
-        step = trainer.train_step
-        samples = sizes.size_after(progress.consumed_samples)
-        progress = progress.after_step(samples)
-        window.add(outcome, samples, loader.wait_seconds)
-        if due(progress.iteration, config.run.check_weight_hash_across_dp_replicas_interval):
-            check_replicas(trainer, progress.iteration)
-        if due(progress.iteration, config.logging.log_interval) or progress.iteration in (1, end.iteration):
-            progress = _report(trainer, progress, window, rate, reporter)
-        if progress.iteration < end.iteration and due(progress.iteration, config.evaluation.eval_interval):
-            with window.paused(progress) as progress:
-                progress = validate(trainer, datasets, progress, reporter)
-        if _saves_after(progress.iteration, config):
-            with window.paused(progress) as progress:
-                reporter.say(save_progress(trainer, progress, drawn))
-        if reason := stop.asked(progress.iteration):
-            reporter.say(f"stopping after iteration {progress.iteration}: {reason}")
-            break
-    loader.close()
+    with open_loader(
+        trainer, datasets.train, progress.consumed_samples, sizes, config.data.num_workers
+    ) as loader:
+        while progress.iteration < end.iteration:
+            rate = learning_rate(schedule, progress.consumed_samples)
+            outcome = step(next(loader), rate)
+            step = trainer.train_step
+            samples = sizes.size_after(progress.consumed_samples)
+            progress = progress.after_step(samples)
+            iteration = progress.iteration
+            window.add(outcome, samples, loader.wait_seconds)
+            if due(iteration, config.run.check_weight_hash_across_dp_replicas_interval):
+                check_replicas(trainer, iteration)
+            if due(iteration, config.logging.log_interval) or iteration in (1, end.iteration):
+                progress = _report(trainer, progress, window, rate, reporter)
+            if iteration < end.iteration and due(iteration, config.evaluation.eval_interval):
+                with window.paused(progress) as progress:
+                    progress = validate(trainer, datasets, progress, reporter)
+            if _saves_after(iteration, config):
+                with window.paused(progress) as progress:
+                    reporter.say(save_progress(trainer, progress, drawn))
+            if reason := stop.asked(iteration):
+                reporter.say(f"stopping after iteration {iteration}: {reason}")
+                break
     progress = window.settle(progress)
     for line in drawn_lines(drawn.after(progress.consumed_samples)):
         reporter.say(line)

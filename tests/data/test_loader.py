@@ -294,6 +294,32 @@ def test_no_thread_is_left_behind() -> None:
     assert not thread.is_alive()
 
 
+READS_AT_THE_END = """
+import time, numpy as np, torch
+from megalite import _C
+from megalite.data.build import Dataset, DocumentRules
+from megalite.data.loader import StepLoader
+from megalite.data.mock_dataset import MockDataset
+
+class Slow(MockDataset):
+    def read(self, samples, out):
+        until, content = time.monotonic() + 0.5, np.zeros(1 << 20)
+        while time.monotonic() < until:
+            _C.content_hash(content)
+
+loader = StepLoader(Dataset(Slow(9, 6, 0, 4), DocumentRules(0)), 1, 1, 0, 1, 0, torch.device("cpu"))
+time.sleep(0.1)
+raise ValueError("of the run")
+"""
+
+
+def test_a_process_that_ends_while_its_thread_reads_is_not_aborted() -> None:
+    found = subprocess.run(
+        [sys.executable, "-c", READS_AT_THE_END], capture_output=True, text=True, check=False, timeout=60
+    )
+    assert (found.returncode, found.stderr.splitlines()[-1]) == (1, "ValueError: of the run")
+
+
 def batches_of(dataset: Dataset, workers: int, consumed: int = 0) -> list[Batch]:
     with StepLoader(dataset, 2, 8, 1, 2, consumed, CPU, workers=workers) as loader:
         return [batch for step in loader for batch in step]
