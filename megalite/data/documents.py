@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from itertools import islice
 
@@ -58,7 +59,10 @@ def _parse_json(content: bytes) -> object:
             raise MemoryError from None
         if not content.strip():
             raise DataError("expected a JSON object, found a blank line") from None
-        raise DataError(f"not valid JSON: {error}: {_excerpt(content)}") from None
+        try:  # as in Megatron-LM: Python's JSON has NaN, numbers beyond float64, halves of surrogate pairs
+            return json.loads(content.decode())
+        except (ValueError, RecursionError):
+            raise DataError(f"not valid JSON: {error}: {_excerpt(content)}") from None
 
 
 def _lookup(record: dict[str, object], key: str) -> object:
@@ -74,11 +78,16 @@ def _lookup(record: dict[str, object], key: str) -> object:
 
 
 def _texts(value: object, key: str) -> list[str]:
-    if isinstance(value, str):
-        return [value]
-    if isinstance(value, list) and all(isinstance(text, str) for text in value):
-        return value
-    raise DataError(f"key {key!r}: expected a string or a list of strings, found {_kind(value)}")
+    texts = [value] if isinstance(value, str) else value
+    if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
+        raise DataError(f"key {key!r}: expected a string or a list of strings, found {_kind(value)}")
+    try:
+        for text in texts:
+            text.encode()
+    except UnicodeEncodeError as error:
+        half = ascii(error.object[error.start])
+        raise DataError(f"key {key!r}: holds {half}, half of a surrogate pair, which is no text") from None
+    return texts
 
 
 def _kind(value: object) -> str:

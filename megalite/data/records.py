@@ -19,6 +19,7 @@ from megalite.data.inputs import COMPRESSED, STDIN, Part
 from megalite.data.zstd_stream import ZstdStream
 
 READ_BYTES = 1 << 20
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"  # in front of files of Windows
 LONGEST_RECORD = 1 << 30  # bytes; a decompression bomb, or a file that is no text, is one endless line
 PARQUET_ROWS = 256  # at once, or fewer of large ones; of 1 MiB each where a dictionary repeats them
 
@@ -70,6 +71,8 @@ def read_records(
                 texts = _whole(stream) if part.format == "text" else _paragraphs(stream)
                 groups = _grouped(islice(texts, skip, None), most_bytes, most_records, skip)
             for group in groups:
+                if number == part.start == 0:
+                    group.contents[0] = group.contents[0].removeprefix(BYTE_ORDER_MARK)
                 number = group.number
                 yield group
     except told as error:

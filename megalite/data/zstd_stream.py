@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
 READ_BYTES = 1 << 12  # compressed; one such piece unpacks to at most 128 MiB, 128 KiB for each 4 bytes
+LARGEST_WINDOW = 1 << 31  # bytes of memory, if the file asks for them: `zstd --long=31` has no larger one
 
 
 class ZstdStream(io.RawIOBase):
@@ -18,7 +19,7 @@ class ZstdStream(io.RawIOBase):
         import zstandard
 
         self._file = file
-        self._decompressor = zstandard.ZstdDecompressor()
+        self._decompressor = zstandard.ZstdDecompressor(max_window_size=LARGEST_WINDOW)
         self._frame = self._decompressor.decompressobj()
         self._inside = False  # a frame has begun and not ended
         self._compressed = b""

@@ -44,6 +44,14 @@ def test_paragraphs(tmp_path: Path, compressed: bool) -> None:
     assert texts_of(tmp_path, path, "paragraphs") == ["one\ntwo", "three", "four"]
 
 
+@pytest.mark.parametrize("name", ["in.txt", "in.txt.gz", "in.jsonl", "in.jsonl.gz"])
+def test_the_byte_order_mark_of_a_file_is_no_text(tmp_path: Path, name: str) -> None:
+    content = b'{"text": "one"}\n{"text": "\\ufefftwo"}\n' if "json" in name else b"one\n\n\xef\xbb\xbftwo"
+    content = b"\xef\xbb\xbf" + content
+    (tmp_path / name).write_bytes(gzip.compress(content) if name.endswith("gz") else content)
+    assert texts_of(tmp_path, tmp_path / name, "paragraphs") == ["one", "\ufefftwo"]
+
+
 def test_text_that_is_not_utf8_is_named(tmp_path: Path) -> None:
     (tmp_path / "in.txt").write_bytes(b"good\n\nbad \xff\n")
     with pytest.raises(DataError, match=r"in\.txt:2: not valid UTF-8: invalid start byte at byte 4"):

@@ -87,6 +87,14 @@ def test_compressed_inputs_give_the_same(tmp_path: Path, suffix: str) -> None:
     assert documents_of(run(tmp_path, [str(tmp_path / f"in.{suffix}")])) == [[[1, 2]], [[3]]]
 
 
+def test_zstd_with_the_largest_window(tmp_path: Path) -> None:
+    content = b'{"text": "1 2"}\n'
+    header = b"\x28\xb5\x2f\xfd\x00" + bytes([(31 - 10) << 3])  # RFC 8878: magic, no sizes, 2 GiB of window
+    block = (len(content) << 3 | 1).to_bytes(3, "little")  # the last, not compressed
+    (tmp_path / "in.jsonl.zst").write_bytes(header + block + content)
+    assert documents_of(run(tmp_path, [str(tmp_path / "in.jsonl.zst")])) == [[[1, 2]]]
+
+
 @pytest.mark.parametrize("suffix", ["gz", "zst"])
 def test_cut_compressed_input_is_named(tmp_path: Path, suffix: str) -> None:
     rng = np.random.default_rng(0)
@@ -124,6 +132,8 @@ def test_inputs_in_the_order_given_and_sorted_inside(tmp_path: Path) -> None:
         (b'{"text": null}', "found null"),
         (b'{"text": ["1", 2]}', "found a list"),
         (b'{"text": "\xff"}', "not valid JSON"),
+        (b'{"text": "1", "score": Nan}', r"not valid JSON: .*\(char 23\)"),
+        (b'{"text": "1\\ud800"}', r"key 'text': holds '\\ud800', half of a surrogate pair"),
         (b'{"text": "1 x"}', "'x': expected an id from 0 to 99"),
         (b'{"text": "100"}', "'100': expected an id"),
     ],
@@ -135,6 +145,13 @@ def test_bad_lines_are_named_by_file_and_line(tmp_path: Path, line: bytes, messa
     assert "in.jsonl:2: " in str(error.value)
     assert not list(tmp_path.glob("*.idx"))
     assert not list(tmp_path.glob("*.bin"))
+
+
+def test_what_only_pythons_json_takes_is_taken(tmp_path: Path) -> None:
+    others = ("NaN", "-Infinity", "1e999", '"\\ud800"')
+    lines = [f'{{"text": "{i}", "score": {other}}}' for i, other in enumerate(others)]
+    (tmp_path / "in.jsonl").write_text("\n".join(lines))
+    assert documents_of(run(tmp_path, [str(tmp_path / "in.jsonl")])) == [[[0]], [[1]], [[2]], [[3]]]
 
 
 def test_skipping_goes_on_and_lists_what_it_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
