@@ -115,8 +115,8 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     work.add_argument(
         "--partition-index",
         type=whole(0, MOST_PARTITIONS - 1),
-        help="Which share, from 0. Default: the task's place in its SLURM array. Without either all is done "
-        "here.",
+        help="Which share, from 0. Default: the number of the task of a SLURM array. Without either all is "
+        "done here.",
     )
     work.add_argument(
         "--log-interval",
@@ -146,10 +146,15 @@ def partition_of(args: argparse.Namespace) -> tuple[int, int] | None:
         return None
     index, task = args.partition_index, os.environ.get("SLURM_ARRAY_TASK_ID")
     if index is None and task is not None:
-        first = os.environ.get("SLURM_ARRAY_TASK_MIN", "0")
-        if not (task.isdecimal() and first.isdecimal()):
-            raise DataError(f"SLURM_ARRAY_TASK_ID {task!r}, SLURM_ARRAY_TASK_MIN {first!r}: expected numbers")
-        index = int(task) - int(first)
+        last = os.environ.get("SLURM_ARRAY_TASK_MAX", task)
+        if not (task.isdecimal() and last.isdecimal()):
+            raise DataError(f"SLURM_ARRAY_TASK_ID {task!r}, SLURM_ARRAY_TASK_MAX {last!r}: expected numbers")
+        if int(last) >= args.partitions:
+            raise DataError(
+                f"--partitions {args.partitions}: the SLURM array has a task {last}, but the tasks are the "
+                f"shares: --array=0-{args.partitions - 1}, or those of them that are to be done again"
+            )
+        index = int(task)
     return None if index is None else (index, args.partitions)
 
 

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Tokenises a corpus on many machines: each task of the array does a share of as many bytes, then one merges them.
-#   sbatch --array=0-63 examples/data/preprocess_slurm.sh "corpus/*.jsonl" data/corpus tokenizer.json
+#   sbatch --array=0-63 examples/data/preprocess_slurm.sh 64 "corpus/*.jsonl" data/corpus tokenizer.json
+#   sbatch --array=3,7 examples/data/preprocess_slurm.sh 64 "corpus/*.jsonl" data/corpus tokenizer.json  # two again
 #   sbatch --dependency=afterok:JOB examples/data/preprocess_slurm.sh merge data/corpus text
 # A task that was killed continues when it is requeued. The merged bytes are those of one run over everything.
 #SBATCH --ntasks=1
@@ -18,6 +19,7 @@ if [[ $1 == merge ]]; then
     exec "$python" "$tools/merge_datasets.py" --input "${parts[@]%.idx}" --output-prefix "${prefix}_${key}_document"
 fi
 
-exec "$python" "$tools/preprocess_data.py" --input "$1" --output-prefix "$2" --append-eod \
-    --tokenizer-type HuggingFaceTokenizer --tokenizer-model "$3" \
-    --workers "${SLURM_CPUS_PER_TASK:-$(nproc)}" --partitions "$SLURM_ARRAY_TASK_COUNT"
+: "${SLURM_ARRAY_TASK_ID:?is not set: give sbatch --array=0-$(($1 - 1)), a task each share}"
+exec "$python" "$tools/preprocess_data.py" --partitions "$1" --input "$2" --output-prefix "$3" --append-eod \
+    --tokenizer-type HuggingFaceTokenizer --tokenizer-model "$4" \
+    --workers "${SLURM_CPUS_PER_TASK:-$(nproc)}"

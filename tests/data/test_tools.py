@@ -59,13 +59,32 @@ def test_partitions_merge_to_the_bytes_of_one_run(tmp_path: Path, partitions: in
     assert tool("inspect_data")([merged, "--verify"]) == 0
 
 
-def test_partition_from_slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = write_lines(tmp_path / "in.jsonl", 30)
-    monkeypatch.setenv("SLURM_ARRAY_TASK_ID", "5")
-    monkeypatch.setenv("SLURM_ARRAY_TASK_MIN", "4")
-    common = ["--input", path, "--output-prefix", str(tmp_path / "p"), *NULL]
-    assert tool("preprocess_data")([*common, "--partitions", "2"]) == 0
-    assert (tmp_path / "p_part00001of00002_text_document.idx").is_file()
+def test_a_slurm_task_does_the_share_of_its_number(sample: Path, tmp_path: Path) -> None:
+    script = str(TOOLS.parent / "examples" / "data" / "preprocess_slurm.sh")
+    job = ["bash", script, "3", str(sample / "corpus.jsonl"), str(tmp_path / "p"), str(sample)]
+    outside = {key: value for key, value in os.environ.items() if not key.startswith("SLURM_")}
+    variables = {"SUBMIT_DIR": str(TOOLS.parent), "CPUS_PER_TASK": "1"}
+    for task, least, most, told in (
+        ("1", "1", "2", ""),  # of a job that does two of them again
+        (
+            "1",
+            "1",
+            "3",
+            "--partitions 3: the SLURM array has a task 3, but the tasks are the shares: --array=0-2,",
+        ),
+        ("", "", "", "SLURM_ARRAY_TASK_ID: is not set: give sbatch --array=0-2,"),
+    ):
+        array = {"ARRAY_TASK_ID": task, "ARRAY_TASK_MIN": least, "ARRAY_TASK_MAX": most}
+        slurm = {f"SLURM_{name}": value for name, value in {**variables, **array}.items() if value}
+        found = subprocess.run(
+            job,
+            capture_output=True,
+            text=True,
+            check=False,
+            env={**outside, **slurm, "PYTHON": sys.executable},
+        )
+        assert (found.returncode == 0, told in found.stderr) == (not told, True), found.stderr
+    assert [path.name for path in tmp_path.glob("*.idx")] == ["p_part00001of00003_text_document.idx"]
 
 
 def test_a_missing_partition_is_not_merged_over(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
