@@ -33,7 +33,9 @@ MODEL_FLAGS = {
 
 
 def environment() -> dict[str, str]:
-    """This process's environment without what a surrounding launcher may have set."""
+    """This process's environment without what a surrounding launcher may have set; one thread a process, as
+    the suite has the cores busy and threads wait for each other.
+    """
     launcher = (
         "RANK",
         "LOCAL_RANK",
@@ -42,10 +44,9 @@ def environment() -> dict[str, str]:
         "TORCHELASTIC",
         "PET_",
         "SLURM_",
-        "OMP_NUM_THREADS",
     )
     kept = {name: value for name, value in os.environ.items() if not name.startswith(launcher)}
-    return {**kept, "PYTHON": sys.executable, "PYTHONUNBUFFERED": "1"}
+    return {**kept, "OMP_NUM_THREADS": "1", "PYTHON": sys.executable, "PYTHONUNBUFFERED": "1"}
 
 
 def command(*flags: str, processes: int = 2, mock: bool = True) -> list[str]:

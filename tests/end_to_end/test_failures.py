@@ -146,7 +146,8 @@ def test_a_process_that_is_killed_ends_the_job(killed: str, tmp_path: Path) -> N
         os.kill(victim, signal.SIGKILL)
         _, errors = process.communicate()  # returns when the last that could write has ended
         if killed == "torchrun":
-            assert errors.count(f"error: torchrun (process {victim}) has died: its ranks end\n") == 2
+            # By one at least: the other may see first that its neighbour has left.
+            assert f"error: torchrun (process {victim}) has died: its ranks end\n" in errors
         else:
             assert process.returncode == 1, "the job must end by itself"
             assert f"Signal 9 (SIGKILL) received by PID {victim}" in errors

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import os
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -141,7 +140,7 @@ def tool(*words: str, launcher: Sequence[str] = ()) -> subprocess.CompletedProce
     return subprocess.run(
         [sys.executable, *launcher, str(ROOT / "tools" / "generate.py"), *words],
         cwd=ROOT,
-        env={**environment(), "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")},
+        env=environment(),
         capture_output=True,
         text=True,
         timeout=240,

@@ -52,7 +52,7 @@ def run(path: Path, *flags: str, processes: int = 1) -> subprocess.CompletedProc
     return subprocess.run(
         [*start, str(path), str(FREE_MIB), *model, *flags],
         cwd=ROOT,
-        env={**environment(), "OMP_NUM_THREADS": "1", **GIVES_BACK},
+        env={**environment(), **GIVES_BACK},
         capture_output=True,
         text=True,
         timeout=LIMIT_SECONDS,
