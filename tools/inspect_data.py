@@ -25,7 +25,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from megalite.data.interruption import end_on_interrupt
+from megalite.data.command import run_command
 
 if TYPE_CHECKING:
     from megalite.config.batch_schedule import BatchSchedule
@@ -309,5 +309,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    end_on_interrupt("inspect_data: interrupted")
-    sys.exit(main())
+    run_command(main, "interrupted")

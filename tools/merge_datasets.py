@@ -15,7 +15,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from megalite.data.interruption import end_on_interrupt
+from megalite.data.command import run_command
 
 
 def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
@@ -67,5 +67,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    end_on_interrupt("merge_datasets: interrupted; the same command starts anew")
-    sys.exit(main())
+    run_command(main, "interrupted; the same command starts anew")

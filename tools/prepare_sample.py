@@ -17,7 +17,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from megalite.data.interruption import end_on_interrupt
+from megalite.data.command import run_command
 
 SAMPLE = Path(__file__).resolve().parent.parent / "examples" / "data" / "sample.jsonl"
 
@@ -55,5 +55,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    end_on_interrupt("prepare_sample: interrupted; the same command continues")
-    sys.exit(main())
+    run_command(main, "interrupted; the same command continues")

@@ -16,7 +16,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from megalite.data.interruption import end_on_interrupt
+from megalite.data.command import run_command
 
 KEPT_BYTES = 64 << 20  # memory that batches leave to the next; new pages cost zeros each time
 NOT_HERE = {
@@ -222,5 +222,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    end_on_interrupt("preprocess_data: interrupted; the same command continues")
-    sys.exit(main())
+    run_command(main, "interrupted; the same command continues")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 from types import FrameType
@@ -22,9 +23,10 @@ def end_on_interrupt(message: str) -> None:
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
     def end(number: int, frame: FrameType | None) -> None:
-        if os.isatty(2):
-            os.write(2, b"\x1b[?25h\n")  # a progress bar hides the cursor
-        os.write(2, f"{message}\n".encode())
+        with contextlib.suppress(OSError):  # nobody reads it any more
+            if os.isatty(2):
+                os.write(2, b"\x1b[?25h\n")  # a progress bar hides the cursor
+            os.write(2, f"{message}\n".encode())
         os._exit(EXIT_CODE)
 
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:

@@ -314,6 +314,28 @@ def test_a_picture_that_cannot_be_made(tmp_path: Path, name: str, message: str) 
     assert not (tmp_path / "pictures.png").exists()
 
 
+FULL = "merge_datasets: error: all is done, but standard output takes nothing: No space left on device\n"
+
+
+@pytest.mark.parametrize(
+    ("shell", "message"),
+    [
+        ('"$@" | true', ""),
+        ('"$@" > /dev/full', FULL),
+        ('"$@" --input "$4" "$4" 2> /dev/full', ""),  # there is a warning
+        ('PYTHONIOENCODING=ascii "$@"', ""),
+        ('mkdir x; cd x; rmdir ../x; "$@"', "merge_datasets: error: the working folder was deleted\n"),
+    ],
+)
+def test_what_becomes_of_its_output_does_not_end_a_tool(tmp_path: Path, shell: str, message: str) -> None:
+    prefix = write_dataset(tmp_path / "naïve", [3, 4])
+    line = ["sh", "-c", shell, "sh", sys.executable, str(TOOLS / "merge_datasets.py"), "--input", prefix]
+    line += [prefix, "--output-prefix", str(tmp_path / "whole")]
+    found = subprocess.run(line, capture_output=True, text=True, cwd=tmp_path, check=False)
+    assert (found.returncode, found.stderr) == (int(message != ""), message)
+    assert (tmp_path / "whole.idx").exists() == ("deleted" not in message)
+
+
 def test_a_slurm_task_that_is_no_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SLURM_ARRAY_TASK_ID", "4294967294x")
     flags = ["--tokenizer-type", "ByteLevelTokenizer", "--partitions", "2"]
