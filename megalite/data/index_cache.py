@@ -14,6 +14,7 @@ import contextlib
 import errno
 import fcntl
 import hashlib
+import logging
 import math
 import os
 import shutil
@@ -30,10 +31,12 @@ from megalite.data.errors import DataError
 
 FORMAT = 2
 LOCK_PATIENCE_SECONDS = 1800.0
+SILENT_SECONDS = 10.0  # of waiting for a lock
 DESCRIPTION = "description.json"
 CHECKED = "checked"
 CHECK_HOLDS_SECONDS = 600.0  # longer than the processes of a job take to start
 
+logger = logging.getLogger(__name__)
 
 Tell = Callable[[Path, str], None]
 
@@ -240,16 +243,32 @@ def _locked(path: Path) -> Iterator[bool]:
     holder's lock. Gives whether it is held.
     """
     with path.open("a") as file:
-        deadline = time.monotonic() + LOCK_PATIENCE_SECONDS
-        held = False
+        start = time.monotonic()
+        held = told = False
         while not held:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 held = True
             except BlockingIOError:
-                if time.monotonic() > deadline:
+                waited = time.monotonic() - start
+                if waited > LOCK_PATIENCE_SECONDS:
                     break
+                if not told and waited > SILENT_SECONDS:
+                    told = True
+                    _say_who_is_waited_for(path)
                 time.sleep(0.05)
             except OSError:  # a file system without locks
                 break
+        if held:
+            with contextlib.suppress(OSError):
+                file.truncate(0)
+                os.write(file.fileno(), f"process {os.getpid()} on {os.uname().nodename}".encode())
         yield held
+
+
+def _say_who_is_waited_for(path: Path) -> None:
+    """By one of those that wait for the lock `path`: it takes the name out."""
+    with contextlib.suppress(OSError):
+        if holder := path.read_text():
+            path.write_text("")
+            logger.warning("%s: waiting for %s, which builds or checks these index arrays", path, holder)

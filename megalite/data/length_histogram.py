@@ -67,7 +67,7 @@ def draw_png(bins: list[Bin], title: str, path: Path) -> None:
     axes.set_xticks(places, [str(row.low) for row in bins], rotation=45)
     axes.set_xlabel("tokens in a sequence, at least")
     axes.set_ylabel("%")
-    axes.set_title(title)
+    axes.set_title(title, parse_math=False)  # a $ in a path is no formula
     axes.legend()
     try:
         figure.savefig(path, dpi=120)

@@ -251,6 +251,20 @@ def test_many_processes_build_once_and_all_see_the_whole(tmp_path: Path) -> None
     assert len((tmp_path / "log").read_text().splitlines()) == 1
 
 
+def test_one_of_those_that_wait_says_for_whom(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(index_cache, "SILENT_SECONDS", 0.0)
+    monkeypatch.setattr(index_cache, "LOCK_PATIENCE_SECONDS", 0.1)
+    lock = tmp_path / f"{index_cache.cache_key({'a': 1})}.lock"
+    with index_cache._locked(lock):
+        for _ in range(2):
+            cached_arrays(tmp_path, {"a": 1}, SPECS, lambda arrays: arrays[0].fill(1))
+    holder = f"process {os.getpid()} on {os.uname().nodename}"
+    message = f"{lock}: waiting for {holder}, which builds or checks these index arrays"
+    assert caplog.messages == [message]
+
+
 def test_without_locks_each_builds_for_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def no_locks(*_: object) -> None:
         raise OSError(37, "No locks available")

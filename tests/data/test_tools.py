@@ -203,7 +203,7 @@ def test_a_step_has_the_batch_size_of_the_run(
 
 def test_description_and_histogram(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("matplotlib")
-    prefix = write_dataset(tmp_path / "d", [0, 1, 2, 3, 700])
+    prefix = write_dataset(tmp_path / r"d$\x$", [0, 1, 2, 3, 700])  # which is no formula of TeX
     png = tmp_path / "lengths.png"
     assert tool("inspect_data")([prefix, "--histogram-png", str(png), "--document", "2"]) == 0
     out = capsys.readouterr().out
