@@ -5,17 +5,20 @@
         --output-prefix data/corpus
     python tools/merge_datasets.py --input parts --output-prefix data/corpus
 
-A folder stands for all datasets in it, sorted by name.
+A folder stands for all datasets in it, sorted by name, but for those of folders below it.
 """
 
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from megalite.data.command import run_command
+
+PART_OF_DATASET = re.compile(r"(.+)\.(?:bin|idx)(?:\.partial)?")
 
 
 def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
@@ -25,21 +28,34 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
     parser.add_argument(
-        "--input", nargs="+", type=path, required=True, help="Dataset prefixes, or folders of datasets."
+        "--input",
+        nargs="+",
+        type=path,
+        required=True,
+        help="Dataset prefixes, or folders of datasets (folders in them are not read).",
     )
     parser.add_argument("--output-prefix", type=path, required=True, help="Prefix of the whole.")
     return parser.parse_args(argv)
 
 
 def find_datasets(given: Sequence[str]) -> list[str]:
-    """Prefixes as they are; a folder becomes the datasets in it, sorted by name."""
+    """Prefixes as they are; a folder becomes the datasets in it, sorted by name, also those of which it holds
+    a part only, which cannot be opened. Raises DataError for those of several keys.
+    """
+    from megalite.data.dataset_info import read_info
+    from megalite.data.errors import DataError
+
     found: list[str] = []
     for item in given:
-        inside = (
-            sorted(str(path.with_suffix("")) for path in Path(item).glob("*.idx"))
-            if Path(item).is_dir()
-            else []
-        )
+        names = [path.name for path in Path(item).iterdir()] if Path(item).is_dir() else []
+        stems = {match[1] for match in map(PART_OF_DATASET.fullmatch, names) if match}
+        inside = sorted(str(Path(item, stem)) for stem in stems)
+        keys = sorted({info.key for prefix in inside if (info := read_info(prefix))})
+        if len(keys) > 1:
+            raise DataError(
+                f"{item}: holds datasets of the keys {', '.join(keys)}, as runs with several make; "
+                "give the prefixes of those that are to be one"
+            )
         found.extend(inside or [item])
     return found
 

@@ -87,6 +87,7 @@ def _common_info(prefixes: Sequence[str]) -> DatasetInfo | None:
     """
     infos = {prefix: read_info(prefix) for prefix in prefixes}
     known = {prefix: info for prefix, info in infos.items() if info is not None}
+    _check_partitions(known, prefixes)
     if not known:
         return None
     first, model = next(iter(known.items()))
@@ -102,18 +103,24 @@ def _common_info(prefixes: Sequence[str]) -> DatasetInfo | None:
                     f"{getattr(model, field)}; "
                     f"ids would mean different things (as {prefix}.json and {first}.json say)"
                 )
-    _check_partitions(known)
     if len(known) < len(prefixes):
         return None
     sources = tuple(source for info in known.values() for source in info.sources)
     return replace(model, sources=tuple(dict.fromkeys(sources)), partition=None, corpus=None)
 
 
-def _check_partitions(infos: Mapping[str, DatasetInfo]) -> None:
-    """Shares of one corpus must be complete and in order: a missing one would be lost without a word."""
+def _check_partitions(infos: Mapping[str, DatasetInfo], prefixes: Sequence[str]) -> None:
+    """Shares of one corpus must be complete, in order and by themselves: a missing one would be lost without
+    a word, and their whole, which may lie beside them, would double them.
+    """
     shares = {prefix: info.partition for prefix, info in infos.items() if info.partition is not None}
     if not shares:
         return
+    if other := next((prefix for prefix in prefixes if prefix not in shares), None):
+        raise DataError(
+            f"{other}: is no share of a corpus, as {next(iter(shares))} is; merge the shares by themselves "
+            "first"
+        )
     partitions = next(iter(shares.values()))[1]
     found = list(shares.values())
     if len(found) != partitions or found != [(index, partitions) for index in range(partitions)]:

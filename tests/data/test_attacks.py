@@ -178,6 +178,44 @@ def test_a_merge_does_not_eat_its_input(tmp_path: Path, monkeypatch: pytest.Monk
     assert not Path("corpus.idx").exists()
 
 
+def both_keys(path: Path) -> list[Part]:
+    path.write_text('{"a": "x", "b": "y"}\n' * 8)
+    return find_inputs([str(path)])
+
+
+def test_a_folder_is_merged_whole_or_not_at_all(tmp_path: Path) -> None:
+    from tools.merge_datasets import find_datasets
+
+    inputs, folder = both_keys(tmp_path / "in.jsonl"), tmp_path / "parts"
+    run(inputs, folder / "x", json_keys=["a"])
+    run(inputs, folder / "y", json_keys=["a"])
+    before = [f"{folder}/x_a_document", f"{folder}/y_a_document"]
+    assert find_datasets([str(folder)]) == before
+    for name in ("z.bin", "z.bin.partial", "z.idx.partial"):  # of a copy or a run that has not ended
+        (folder / name).touch()
+        with pytest.raises(DataError, match=r"parts/z\.idx does not exist; a dataset is a pair of files"):
+            merge(find_datasets([str(folder)]), str(tmp_path / "whole"))
+        (folder / name).unlink()
+    run(inputs, folder / "x", json_keys=["b"])
+    with pytest.raises(DataError, match="parts: holds datasets of the keys a, b"):
+        find_datasets([str(folder)])
+    assert find_datasets([*before, f"{folder}/x_b_document"])[2] == f"{folder}/x_b_document"
+
+
+@pytest.mark.parametrize("described", [True, False])
+def test_shares_are_not_merged_with_their_whole(tmp_path: Path, described: bool) -> None:
+    inputs = both_keys(tmp_path / "in.jsonl")
+    prefixes = [str(tmp_path / f"x_part0000{i}of00002_a_document") for i in range(2)]
+    for i in range(2):
+        run(take_partition(inputs, i, 2), tmp_path / "x", json_keys=["a"], partition=(i, 2), corpus="c")
+    merge(prefixes, str(tmp_path / "whole"))
+    if not described:  # as by a program that is not ours
+        (tmp_path / "whole.json").unlink()
+    with pytest.raises(DataError, match=r"whole: is no share of a corpus, as .* is; merge the shares by"):
+        merge([*prefixes, str(tmp_path / "whole")], str(tmp_path / "other"))
+    assert not (tmp_path / "other.idx").exists()
+
+
 def test_a_file_that_is_read_again_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """And is read again: in Megatron-LM too that is how a file is given more weight."""
     monkeypatch.chdir(tmp_path)
