@@ -50,8 +50,8 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
         nargs="+",
         type=path,
         required=True,
-        help="Files, folders, globs, or - for standard input: JSON lines, text (.txt) or Parquet "
-        "(.parquet); JSON and text also as .gz or .zst.",
+        help="Files, folders (all in them but hidden files and backup copies), globs, or - for standard "
+        "input: JSON lines, text (.txt) or Parquet (.parquet); JSON and text also as .gz or .zst.",
     )
     data.add_argument(
         "--input-format",
@@ -158,6 +158,10 @@ def partition_of(args: argparse.Namespace) -> tuple[int, int] | None:
     return None if index is None else (index, args.partitions)
 
 
+def _warn(text: str) -> None:
+    print(f"preprocess_data: warning: {text}", file=sys.stderr)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     args = arguments(argv)
     os.environ["RAYON_NUM_THREADS"] = str(args.workers)  # read when a library starts that is written in Rust
@@ -165,7 +169,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     os.environ.setdefault("FASTOKENS_BPE_THREADS", "1")  # a batch; as many batches as workers at a time
     from megalite import _C
     from megalite.data.errors import DataError
-    from megalite.data.inputs import check_apart, corpus_hash, find_inputs, repeats, take_partition
+    from megalite.data.inputs import check_apart, corpus_hash, find_inputs, take_partition
     from megalite.data.preprocess import PreprocessPlan, preprocess
     from megalite.data.progress import ProgressDisplay
     from megalite.data.tokenizer import build_tokenizer
@@ -181,9 +185,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         text_format = "text" if args.text_documents == "file" else "paragraphs"
         forced = text_format if args.input_format == "text" else args.input_format
         check_apart(args.input, args.output_prefix)
-        inputs = find_inputs(args.input, text_format, forced)
-        if told := repeats([part.path for part in inputs]):
-            print(f"preprocess_data: warning: {told}", file=sys.stderr)
+        inputs = find_inputs(args.input, text_format, forced, args.output_prefix, _warn)
         partition = partition_of(args)
         corpus = None
         if partition is not None:

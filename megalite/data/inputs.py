@@ -6,7 +6,8 @@ import contextlib
 import glob
 import hashlib
 import os
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,6 +16,10 @@ from megalite.data.errors import DataError
 STDIN = "-"
 SHOWN = 5  # of a list in a message
 COMPRESSED = (".gz", ".zst", ".zstd")
+PRODUCT = re.compile(  # what stands behind the output's prefix in the names of files that a run makes
+    r"(_part\d{5,}of\d{5,})?(\.(skipped\.jsonl|progress\.json)|_.*_document\.(bin|idx|boundaries|json))(\.partial)?",
+    re.DOTALL,
+)
 
 
 class Part(NamedTuple):
@@ -37,15 +42,27 @@ def read_once(path: str) -> bool:
     return path == STDIN or Path(path).is_fifo()
 
 
-def find_inputs(patterns: Sequence[str], text_format: str = "text", forced: str | None = None) -> list[Part]:
+def find_inputs(
+    patterns: Sequence[str],
+    text_format: str = "text",
+    forced: str | None = None,
+    output_prefix: str | None = None,
+    warn: Callable[[str], None] = lambda _: None,
+) -> list[Part]:
     """The files that `patterns` name: files, folders (all files in them) and globs, sorted inside each;
     `-` is standard input.
 
     The format goes by the name, .txt and .parquet or else JSON lines, unless it is `forced`;
-    `text_format` is what .txt means.
+    `text_format` is what .txt means. `warn` is told what a user may not expect: what of a folder is left out,
+    as what `output_prefix` has been given, and files that are read several times.
     """
+    files = _find_files(patterns, warn)
+    products = [path for path in files if output_prefix is not None and is_product(path, output_prefix)]
+    if products:
+        warn(f"left out, as output of this command: {_listed(products)}")
+        files = [path for path in files if path not in products]
     parts = []
-    for path in _find_files(patterns):
+    for path in files:
         name = path
         while name.endswith(COMPRESSED):
             name = name.rsplit(".", 1)[0]
@@ -53,18 +70,27 @@ def find_inputs(patterns: Sequence[str], text_format: str = "text", forced: str 
         parts.append(Part(path, forced or by_name))
     if [part.path for part in parts].count(STDIN) > 1:
         raise DataError(f"--input {STDIN}: standard input can be read only once")
+    if told := repeats([part.path for part in parts]):
+        warn(told)
     return parts
 
 
-def _find_files(patterns: Sequence[str]) -> list[str]:
+def is_product(path: str, output_prefix: str) -> bool:
+    """Whether a run with this prefix, of whatever keys and share, gives one of its files the name `path`."""
+    prefix, path = (os.path.realpath(each) for each in (output_prefix, path))
+    return path.startswith(prefix) and PRODUCT.fullmatch(path[len(prefix) :]) is not None
+
+
+def _find_files(patterns: Sequence[str], warn: Callable[[str], None]) -> list[str]:
     found: list[str] = []
     for pattern in patterns:
         path = Path(pattern)
         if pattern == STDIN or path.is_file() or path.is_fifo():
             found.append(pattern)
         elif path.is_dir():
-            found.extend(_files_in(pattern))
+            found.extend(_files_in(pattern, warn))
         else:
+            _check_ends(pattern)
             _check_folders(os.path.dirname(pattern))
             matches = sorted(glob.glob(pattern, recursive=True))
             if not matches:
@@ -73,28 +99,45 @@ def _find_files(patterns: Sequence[str]) -> list[str]:
                 if not os.path.isdir(match):
                     found.extend(_regular(match))
                 elif "**" not in pattern:  # which matches what is in it too
-                    found.extend(_files_in(match))
+                    found.extend(_files_in(match, warn))
     return found
 
 
-def _files_in(folder: str) -> list[str]:
-    """All files in `folder`, at any depth and behind links, sorted. Raises DataError and OSError for what
-    would be left out otherwise: folders that cannot be read, links to nothing.
+def _files_in(folder: str, warn: Callable[[str], None]) -> list[str]:
+    """All files in `folder`, at any depth and behind links, sorted, but for hidden ones and backup copies.
+    Raises DataError and OSError for what would be left out otherwise: folders that cannot be read, links to
+    nothing.
+    """
+    files, left_out = [], []
+    for root, names, hidden in _walk(folder):
+        left_out += [os.path.join(root, name) for name in hidden]
+        files += [file for name in names for file in _regular(os.path.join(root, name))]
+    if left_out:
+        warn(f"left out, as hidden or a backup copy: {_listed(left_out)}")
+    if not files:
+        raise DataError(f"--input {folder}: the folder holds no file")
+    return sorted(files)
+
+
+def _walk(folder: str) -> Iterator[tuple[str, list[str], list[str]]]:
+    """Each folder in `folder`, behind links too, with its files and what of it is hidden. Raises DataError
+    for a link that leads back, so that there would be no end.
     """
 
     def fail(error: OSError) -> None:
         raise error
 
-    files: list[str] = []
+    way = {folder: [Path(os.path.realpath(folder))]}  # to each folder, of real ones
     for root, folders, names in os.walk(folder, followlinks=True, onerror=fail):
-        for name in names:
-            files += _regular(os.path.join(root, name))
-        for below in (os.path.join(root, name) for name in folders):
-            if os.path.islink(below) and Path(os.path.realpath(root)).is_relative_to(os.path.realpath(below)):
+        hidden = [name for name in (*folders, *names) if name.startswith(".") or name.endswith("~")]
+        folders[:] = [name for name in folders if name not in hidden]
+        for name in folders:
+            below = os.path.join(root, name)
+            real = Path(os.path.realpath(below))
+            if any(each.is_relative_to(real) for each in way[root]):
                 raise DataError(f"--input {below}: a link to a folder that it lies in")
-    if not files:
-        raise DataError(f"--input {folder}: the folder holds no file")
-    return sorted(files)
+            way[below] = [*way[root], real]
+        yield root, [name for name in names if name not in hidden], hidden
 
 
 def _regular(path: str) -> list[str]:
@@ -104,6 +147,14 @@ def _regular(path: str) -> list[str]:
     if not os.path.exists(path):
         raise DataError(f"--input {path}: a link to {os.path.realpath(path)}, which is not there")
     return [path] if os.path.isfile(path) else []
+
+
+def _check_ends(pattern: str) -> None:
+    """Raises DataError where a `**` would be followed in circles."""
+    if "**" in (names := Path(pattern).parts):
+        for folder in filter(os.path.isdir, glob.glob(str(Path(*names[: names.index("**")])))):
+            for _ in _walk(folder):
+                pass
 
 
 def _check_folders(pattern: str) -> None:
@@ -128,13 +179,16 @@ def repeats(paths: Sequence[str]) -> str | None:
             status = os.stat(path)
             place = (status.st_dev, status.st_ino)
             if place in first:
-                again.append(f"{printable(path)} (the same as {printable(first[place])})")
+                again.append(f"{path} (the same as {first[place]})")
             first.setdefault(place, path)
     if not again:
         return None
-    return f"read again, so that documents come several times: {', '.join(again[:SHOWN])}" + (
-        f" and {len(again) - SHOWN} more" if len(again) > SHOWN else ""
-    )
+    return f"read again, so that documents come several times: {_listed(again)}"
+
+
+def _listed(items: Sequence[str]) -> str:
+    more = f" and {len(items) - SHOWN} more" if len(items) > SHOWN else ""
+    return ", ".join(map(printable, items[:SHOWN])) + more
 
 
 def check_apart(patterns: Sequence[str], output_prefix: str) -> None:

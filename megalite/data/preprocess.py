@@ -24,7 +24,7 @@ from typing import NamedTuple
 import numpy as np
 
 from megalite import _C
-from megalite.data.dataset_info import DatasetInfo, publish_with_info
+from megalite.data.dataset_info import DatasetInfo, publish_with_info, read_info
 from megalite.data.documents import parse_document, parse_strings
 from megalite.data.errors import DataError, check_replaceable
 from megalite.data.indexed_dataset import DatasetWriter, token_dtype
@@ -147,7 +147,7 @@ def preprocess(
             for writer, encoded in zip(writers, encodings, strict=True):
                 writer.add(encoded.tokens, encoded.lengths, encoded.sequences)
                 progress.tokens += len(encoded.tokens)
-            skipped.add(batch.skipped)
+            skipped.add(sorted(batch.skipped, key=lambda skip: skip.line))  # encoded after all are parsed
             progress.documents, progress.input_bytes = batch.place.documents, batch.place.input_bytes
             progress.skipped = skipped.count
             report(progress)
@@ -210,6 +210,8 @@ def _check_outputs(plan: PreprocessPlan) -> None:
                 f"{part.path}: an input, but also an output of this command; give an --output-prefix that "
                 "lies in none of the folders that are read"
             )
+    for key in plan.json_keys:
+        read_info(plan.prefix(key))  # a file of its name that is no description is not written over
 
 
 def _recipe(plan: PreprocessPlan, tokenizer: Tokenizer, dtype: str) -> dict[str, object]:

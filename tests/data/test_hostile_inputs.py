@@ -347,9 +347,57 @@ def test_nothing_of_a_folder_is_left_out_without_a_word(
     assert done.returncode == 1
     assert re.search(r"corpus/.*b(: the folder cannot be read|')\n$", done.stderr), done.stderr
     Path("corpus/b/back").symlink_to("..")
-    if "*" not in given:
+    if given != "*/*.jsonl":
         with pytest.raises(DataError, match="b/back: a link to a folder that it lies in"):
             find_inputs([pattern])
+
+
+@pytest.mark.parametrize("pattern", ["corpus", "corpus/**", "**/*.jsonl"])
+def test_folders_that_are_linked_in_circles(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pattern: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for folder, other in ("ab", "ba"):
+        (tmp_path / "corpus" / folder).mkdir(parents=True)
+        (tmp_path / "corpus" / folder / "x.jsonl").touch()
+        for name in ("link", "twin"):  # two: 2^40 ways to read on
+            (tmp_path / "corpus" / folder / name).symlink_to(f"../{other}")
+    with pytest.raises(
+        DataError, match=r"corpus/./(link|twin)/(link|twin): a link to a folder that"
+    ):
+        find_inputs([pattern])
+
+
+def test_hidden_files_and_backup_copies_are_left_out(tmp_path: Path) -> None:
+    for name in ("a.jsonl", "a.jsonl~", ".DS_Store", ".git/x.jsonl", "b/.a.jsonl.tmp", "b/c.jsonl"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    told: list[str] = []
+    found = find_inputs([str(tmp_path)], warn=told.append)
+    assert [part.path for part in found] == [f"{tmp_path}/a.jsonl", f"{tmp_path}/b/c.jsonl"]
+    names = ", ".join(f"{tmp_path}/{name}" for name in (".git", "a.jsonl~", ".DS_Store", "b/.a.jsonl.tmp"))
+    assert sorted(told[0].split()) == sorted(f"left out, as hidden or a backup copy: {names}".split())
+
+
+@pytest.mark.parametrize("pattern", ["*.jsonl", "*.json*", "**"])
+def test_what_a_run_has_written_is_not_read_by_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], pattern: str
+) -> None:
+    from tools import preprocess_data
+
+    monkeypatch.chdir(tmp_path)
+    Path("corpus.jsonl").write_text('{"text": "a"}\n{}\n{"text": "c"}\n')
+    flags = ["--input", pattern, "--tokenizer-type", "ByteLevelTokenizer", "--workers", "1"]
+    flags += ["--output-prefix", "corpus", "--on-error", "skip"]
+    Path("corpus.progress.json").touch()
+    for share in ("0", "1", "0"):
+        assert preprocess_data.main([*flags, "--partitions", "2", "--partition-index", share]) == 0
+    assert re.search("left out, as output of this command: .*_part00000of00002", capsys.readouterr().err)
+    merge([f"corpus_part0000{i}of00002_text_document" for i in range(2)], "whole")
+    assert open_dataset("whole").stream().tolist() == list(b"ac")
+    Path("x_text_document.json").write_text('{"text": "a"}\n')
+    with pytest.raises(DataError, match=r"x_text_document\.json: cannot be read as a dataset's description"):
+        preprocess(PreprocessPlan(find_inputs(["corpus.jsonl"]), "x"), ByteLevelTokenizer())
 
 
 def test_an_output_in_a_folder_that_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
