@@ -19,26 +19,22 @@ constexpr int64_t kFew = 24;                // up to here comparing all is faste
 constexpr int64_t kSmall = 16, kLarge = 32; // members of a block
 constexpr int64_t kManyDatasets = 1100;     // from here on large blocks, or the leaders are too many
 
-// Compilers vectorise searches by detours through memory; with the vectors spelled out they take 3/4 of the time. On x86-64 they
-// fit AVX2, without which the result is the same but takes long; elsewhere 128 bits, which every machine with vectors has.
-#ifdef __x86_64__
-typedef double Vector __attribute__((vector_size(32), aligned(8), may_alias));
-const Vector kLane[] = {{1, 0, 0, 0}, {0, 1, 0, 0}, {0, 0, 1, 0}, {0, 0, 0, 1}};
-#else
-typedef double Vector __attribute__((vector_size(16), aligned(8), may_alias));
-const Vector kLane[] = {{1, 0}, {0, 1}};
-#endif
+// Compilers vectorise searches by detours through memory; with the vectors spelled out they take 3/4 of the time.
+typedef double Vector __attribute__((vector_size(MEGALITE_VECTOR_BYTES), aligned(8), may_alias));
 constexpr size_t kLanes = sizeof(Vector) / sizeof(double);
+alignas(64) const double kOne[] = {0, 0, 0, 1, 0, 0, 0}; // from 3 - k on a vector with its 1 in lane k
 const Vector kNever = Vector{} + kInfinity;
 
 MEGALITE_INLINE const Vector *vectors(const std::vector<double> &values) { return reinterpret_cast<const Vector *>(values.data()); }
 MEGALITE_INLINE Vector *vectors(std::vector<double> &values) { return reinterpret_cast<Vector *>(values.data()); }
 
+MEGALITE_INLINE const Vector &one_in(size_t lane) { return *reinterpret_cast<const Vector *>(kOne + 3 - lane); }
+
 // Writes that keep to whole vectors: a vector read soon after a narrower write would wait until that is in the cache.
-MEGALITE_INLINE void add_one(std::vector<double> &values, size_t i) { vectors(values)[i / kLanes] += kLane[i % kLanes]; }
+MEGALITE_INLINE void add_one(std::vector<double> &values, size_t i) { vectors(values)[i / kLanes] += one_in(i % kLanes); }
 MEGALITE_INLINE void set(std::vector<double> &values, size_t i, double value) {
     Vector &vector = vectors(values)[i / kLanes];
-    vector = kLane[i % kLanes] != 0.0 ? Vector{} + value : vector;
+    vector = one_in(i % kLanes) != 0.0 ? Vector{} + value : vector;
 }
 
 MEGALITE_INLINE void keep_greater(Vector &most, const Vector &value) { most = value > most ? value : most; }
