@@ -58,7 +58,7 @@ TEST = [
     "transformers>=4.51",  # the independent truth for Llama and GPT-2
     "types-PyYAML>=6.0",
 ]
-DATA = ["pyarrow>=15.0", "sentencepiece>=0.2", "tiktoken>=0.7", "zstandard>=0.22"]
+DATA = ["pyarrow>=15.0", "sentencepiece>=0.2.2", "tiktoken>=0.7", "zstandard>=0.22"]
 PLOT = ["matplotlib>=3.8"]
 TENSORBOARD = ["tensorboard>=2.16"]
 

@@ -38,38 +38,47 @@ if TYPE_CHECKING:
 
 def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     from megalite.config.schema.batch import MOST_SAMPLES_A_STEP
-    from megalite.config.schema.fields import INT32_LARGEST
-    from megalite.data.settings import add_data_flags, add_tokenizer_flags, path, whole
+    from megalite.data.settings import add_data_flags, add_tokenizer_flags, path_given, whole_number
+    from megalite.limits import INT32_LARGEST
 
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
     files = parser.add_argument_group("datasets")
-    files.add_argument("prefix", nargs="*", type=path, help="Datasets to describe, without .bin or .idx.")
+    files.add_argument(
+        "prefix", nargs="*", type=path_given, help="Datasets to describe, without .bin or .idx."
+    )
     files.add_argument(
         "--verify", action="store_true", help="Read everything: offsets, ids, counts, checksum."
     )
     files.add_argument(
-        "--document", nargs="+", type=whole(), default=[], metavar="N", help="Show these documents."
+        "--document", nargs="+", type=whole_number(), default=[], metavar="N", help="Show these documents."
     )
-    files.add_argument("--histogram-png", type=path, metavar="FILE", help="Picture of the lengths.")
+    files.add_argument("--histogram-png", type=path_given, metavar="FILE", help="Picture of the lengths.")
     run = parser.add_argument_group("what a run draws")
     add_data_flags(run)
-    tokens, size = whole(1, INT32_LARGEST), whole(1, MOST_SAMPLES_A_STEP)
+    tokens, size = whole_number(1, INT32_LARGEST), whole_number(1, MOST_SAMPLES_A_STEP)
     run.add_argument("--seq-length", type=tokens, default=2048, help="Tokens a sample (default: 2048).")
     run.add_argument(
-        "--seed", type=whole(0, 2**32 - 1), default=1234, help="Of the order of the samples (default: 1234)."
+        "--seed",
+        type=whole_number(0, 2**32 - 1),
+        default=1234,
+        help="Of the order of the samples (default: 1234).",
     )
     for split in ("train", "valid", "test"):
-        run.add_argument(f"--{split}-samples", type=whole(), help="Default: one epoch.")
-    run.add_argument("--dump", type=path, metavar="FILE.npz", help="Write index arrays and first samples.")
+        run.add_argument(f"--{split}-samples", type=whole_number(), help="Default: one epoch.")
+    run.add_argument(
+        "--dump", type=path_given, metavar="FILE.npz", help="Write index arrays and first samples."
+    )
     run.add_argument("--build-cache", action="store_true", help="Only build the index arrays.")
-    run.add_argument("--iteration", type=whole(1), metavar="I", help="Show the documents of this step.")
+    run.add_argument(
+        "--iteration", type=whole_number(1), metavar="I", help="Show the documents of this step."
+    )
     run.add_argument("--global-batch-size", type=size, help="Samples in one step of the run.")
     run.add_argument(
         "--rampup-batch-size",
         nargs=3,
-        type=whole(1),
+        type=whole_number(1),
         default=[],
         metavar=("START", "INCREMENT", "SAMPLES"),
         help="Where that grew from START, by INCREMENT, over so many samples.",
@@ -88,7 +97,7 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     run.add_argument("--data-parallel-size", type=size, help="The same: ranks that share a batch.")
     run.add_argument(
         "--load",
-        type=path,
+        type=path_given,
         metavar="FOLDER",
         help="Checkpoints of a run: show what it drew until the newest of them, and draws when it is resumed "
         "with these flags.",

@@ -22,7 +22,7 @@ PART_OF_DATASET = re.compile(r"(.+)\.(?:bin|idx)(?:\.partial)?")
 
 
 def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    from megalite.data.settings import path
+    from megalite.data.settings import path_given
 
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
@@ -30,11 +30,11 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--input",
         nargs="+",
-        type=path,
+        type=path_given,
         required=True,
         help="Dataset prefixes, or folders of datasets (folders in them are not read).",
     )
-    parser.add_argument("--output-prefix", type=path, required=True, help="Prefix of the whole.")
+    parser.add_argument("--output-prefix", type=path_given, required=True, help="Prefix of the whole.")
     return parser.parse_args(argv)
 
 

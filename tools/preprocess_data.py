@@ -39,7 +39,7 @@ class _Refuse(argparse.Action):
 
 
 def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    from megalite.data.settings import add_tokenizer_flags, path, utf8, whole
+    from megalite.data.settings import add_tokenizer_flags, path_given, utf8_text, whole_number
 
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
@@ -48,7 +48,7 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     data.add_argument(
         "--input",
         nargs="+",
-        type=path,
+        type=path_given,
         required=True,
         help="Files, folders (all in them but hidden files and backup copies), globs, or - for standard "
         "input: JSON lines, text (.txt) or Parquet (.parquet); JSON and text also as .gz or .zst.",
@@ -65,12 +65,12 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
         help="A document of a text file: the file (default), or what stands between blank lines.",
     )
     data.add_argument(
-        "--output-prefix", type=path, required=True, help="The datasets are named PREFIX_KEY_document."
+        "--output-prefix", type=path_given, required=True, help="The datasets are named PREFIX_KEY_document."
     )
     data.add_argument(
         "--json-keys",
         nargs="+",
-        type=utf8,
+        type=utf8_text,
         default=["text"],
         help="Keys or columns to read, a dataset each; outer.inner for nested ones (default: text).",
     )
@@ -94,9 +94,8 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     work = parser.add_argument_group("work")
     work.add_argument(
         "--workers",
-        type=whole(1, MOST_WORKERS),
-        default=min(os.cpu_count() or 1, MOST_WORKERS),
-        help="Tokenizer threads (default: all cores, which is best).",
+        type=whole_number(1, MOST_WORKERS),
+        help="Tokenizer threads (default: all cores that this process may use, which is best).",
     )
     work.add_argument(
         "--engine",
@@ -109,18 +108,18 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     )
     work.add_argument(
         "--partitions",
-        type=whole(1, MOST_PARTITIONS),
+        type=whole_number(1, MOST_PARTITIONS),
         help="Do one share of the inputs, of as many bytes as the others.",
     )
     work.add_argument(
         "--partition-index",
-        type=whole(0, MOST_PARTITIONS - 1),
+        type=whole_number(0, MOST_PARTITIONS - 1),
         help="Which share, from 0. Default: the number of the task of a SLURM array. Without either all is "
         "done here.",
     )
     work.add_argument(
         "--log-interval",
-        type=whole(1),
+        type=whole_number(1),
         default=1000,
         metavar="DOCUMENTS",
         help="A progress line after so many documents, at most one a second, where there is no terminal.",
@@ -162,9 +161,15 @@ def _warn(text: str) -> None:
     print(f"preprocess_data: warning: {text}", file=sys.stderr)
 
 
+def usable_cores() -> int:
+    """Cores that this process may use, fewer than the machine has in a job of SLURM or a container."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     args = arguments(argv)
-    os.environ["RAYON_NUM_THREADS"] = str(args.workers)  # read when a library starts that is written in Rust
+    if args.workers is not None:
+        os.environ["RAYON_NUM_THREADS"] = str(args.workers)  # read when a library in Rust starts
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
     os.environ.setdefault("FASTOKENS_BPE_THREADS", "1")  # a batch; as many batches as workers at a time
     from megalite import _C
@@ -202,7 +207,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             args.output_prefix,
             args.json_keys,
             args.append_eod,
-            args.workers,
+            args.workers or min(usable_cores(), MOST_WORKERS),
             dtype=None if args.dtype == "megatron" else args.dtype,
             skip_errors=args.on_error == "skip",
             partition=partition,

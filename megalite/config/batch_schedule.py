@@ -15,7 +15,7 @@ from itertools import pairwise
 
 from megalite.config.schema.batch import MOST_SAMPLES_A_STEP, BatchConfig
 from megalite.config.schema.config import Config
-from megalite.config.schema.fields import INT64_LARGEST
+from megalite.limits import INT64_LARGEST
 
 STEP = re.compile(r"(\d+(?:\.\d+)?(?:e\d+)?)([KMBT]?):(\d{1,18})", re.IGNORECASE)
 SUFFIXES = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}

@@ -6,7 +6,8 @@ import math
 from typing import Any
 
 from megalite.config.errors import ConfigError, nearest, shown
-from megalite.config.schema.fields import INT64_LARGEST, Setting
+from megalite.config.schema.fields import Setting
+from megalite.limits import INT64_LARGEST
 
 MISSING = "\0missing"  # what the command line stores for a flag that came without its value
 TRUE = ("true", "yes", "on", "1")

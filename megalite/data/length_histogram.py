@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from megalite.data.errors import DataError
+from megalite.data.errors import DataError, check_replaceable
 
 BAR_WIDTH = 50
 
@@ -50,8 +50,7 @@ def draw_text(bins: list[Bin]) -> str:
 
 def draw_png(bins: list[Bin], title: str, path: Path) -> None:
     """The same as a picture: shares of the sequences and of the tokens. Raises DataError."""
-    if path.is_dir():  # a name without an extension would get one
-        raise DataError(f"--histogram-png {path}: is a folder; give a file, e.g. {path / 'lengths.png'}")
+    check_replaceable(path)
     try:
         from matplotlib.figure import Figure
     except ImportError:

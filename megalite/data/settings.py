@@ -7,9 +7,7 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 
-INT64_LARGEST = 2**63 - 1
-IDS = 2**31  # that int32, the widest type of a dataset, has room for
-MOST_SPECIAL_TOKENS = 1_000_000  # a name is made up for each
+from megalite.limits import INT32_LARGEST, INT64_LARGEST, MOST_SPECIAL_TOKENS
 
 
 @dataclass(frozen=True)
@@ -45,7 +43,7 @@ class DataFlags:
         )
 
 
-def whole(least: int = 0, most: int = INT64_LARGEST) -> Callable[[str], int]:
+def whole_number(least: int = 0, most: int = INT64_LARGEST) -> Callable[[str], int]:
     """The argparse type of a whole number from `least` to `most`."""
 
     def number(text: str) -> int:
@@ -61,14 +59,14 @@ def whole(least: int = 0, most: int = INT64_LARGEST) -> Callable[[str], int]:
     return number
 
 
-def path(text: str) -> str:
+def path_given(text: str) -> str:
     """The argparse type of a path: as an empty one, the working folder would be read, or written to."""
     if not text:
         raise argparse.ArgumentTypeError('"": expected a path; is a variable of the shell not set?')
     return text
 
 
-def utf8(text: str) -> str:
+def utf8_text(text: str) -> str:
     """The argparse type of text that is compared with text of the data, or written down."""
     try:
         text.encode()
@@ -83,18 +81,30 @@ def utf8(text: str) -> str:
 def add_data_flags(parser: argparse._ActionsContainer) -> None:
     """The flags of DataFlags but for mock data."""
     parser.add_argument(
-        "--data-path", nargs="+", type=path, default=[], help="PREFIX ..., or WEIGHT PREFIX WEIGHT PREFIX ..."
+        "--data-path",
+        nargs="+",
+        type=path_given,
+        default=[],
+        help="PREFIX ..., or WEIGHT PREFIX WEIGHT PREFIX ...",
     )
     for split in ("train", "valid", "test"):
         parser.add_argument(
-            f"--{split}-data-path", nargs="+", type=path, default=[], help="Like --data-path, for one split."
+            f"--{split}-data-path",
+            nargs="+",
+            type=path_given,
+            default=[],
+            help="Like --data-path, for one split.",
         )
-    parser.add_argument("--data-args-path", type=path, help="File that holds what would follow --data-path.")
+    parser.add_argument(
+        "--data-args-path", type=path_given, help="File that holds what would follow --data-path."
+    )
     parser.add_argument(
         "--split", default=DataFlags.split, help="Shares of the documents (default: %(default)s)."
     )
     parser.add_argument(
-        "--data-cache-path", type=path, help="Folder of the index arrays (default: beside each dataset)."
+        "--data-cache-path",
+        type=path_given,
+        help="Folder of the index arrays (default: beside each dataset).",
     )
     parser.add_argument(
         "--reset-position-ids", action="store_true", help="Restart positions after each document."
@@ -113,31 +123,38 @@ def add_tokenizer_flags(parser: argparse._ActionsContainer) -> None:
         "--tokenizer-type",
         default="HuggingFaceTokenizer",
         help="HuggingFaceTokenizer, GPT2BPETokenizer, SentencePieceTokenizer, TikTokenizer, "
-        "ByteLevelTokenizer or "
-        "NullTokenizer (text is ids separated by spaces). Default: %(default)s.",
+        "ByteLevelTokenizer or NullTokenizer (text is ids separated by spaces). Default: %(default)s.",
     )
     parser.add_argument(
-        "--tokenizer-model", help="tokenizer.json or its folder, a SentencePiece .model, or a tiktoken file."
+        "--tokenizer-model",
+        type=path_given,
+        help="tokenizer.json or its folder, a SentencePiece .model, or a tiktoken file.",
     )
-    parser.add_argument("--vocab-file", help="vocab.json of GPT2BPETokenizer.")
-    parser.add_argument("--merge-file", help="merges.txt of GPT2BPETokenizer.")
+    parser.add_argument("--vocab-file", type=path_given, help="vocab.json of GPT2BPETokenizer.")
+    parser.add_argument("--merge-file", type=path_given, help="merges.txt of GPT2BPETokenizer.")
     parser.add_argument(
-        "--vocab-size", type=whole(1, IDS), help="NullTokenizer: vocabulary, its end of document included."
+        "--vocab-size",
+        type=whole_number(1, INT32_LARGEST),
+        help="NullTokenizer: vocabulary, its end of document included.",
     )
     parser.add_argument(
-        "--null-tokenizer-eod-id", type=whole(0, IDS - 1), help="NullTokenizer: default the last id."
+        "--null-tokenizer-eod-id",
+        type=whole_number(0, INT32_LARGEST),
+        help="NullTokenizer: default the last id.",
     )
     parser.add_argument(
         "--tiktoken-pattern", choices=["v1", "v2"], help="TikTokenizer with a .json vocabulary."
     )
     parser.add_argument(
         "--tiktoken-num-special-tokens",
-        type=whole(7, MOST_SPECIAL_TOKENS),
+        type=whole_number(7, MOST_SPECIAL_TOKENS),
         default=1000,
         help="TikTokenizer with a .json vocabulary.",
     )
     parser.add_argument(
-        "--eod-token", type=utf8, help="The end-of-document token, where the tokenizer does not say."
+        "--eod-token",
+        type=utf8_text,
+        help="The end-of-document token, where the tokenizer does not say; a special one.",
     )
     parser.add_argument(
         "--tokenizer-hf-no-include-special-tokens",
@@ -148,6 +165,6 @@ def add_tokenizer_flags(parser: argparse._ActionsContainer) -> None:
         "--allow-special-tokens",
         action="store_true",
         help="Text that spells a special token, such as <|endoftext|>, becomes that token, as in "
-        "Megatron-LM with "
-        "Hugging Face tokenizers. By default it is text like any other: data cannot forge a document's end.",
+        "Megatron-LM with Hugging Face tokenizers. By default it is text like any other, and an --eod-token "
+        "that text can have, a word or the unknown, is refused: data cannot forge a document's end.",
     )

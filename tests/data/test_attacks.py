@@ -302,7 +302,9 @@ def test_an_empty_path_is_not_the_working_folder(
     monkeypatch.chdir(tmp_path)
     write_dataset(Path("a"), [3])
     before = sorted(os.listdir())
-    merge_flags, work = {"--input": "a", "--output-prefix": "b"}, {"--input": "a.bin", "--output-prefix": "b"}
+    merge_flags = {"--input": "a", "--output-prefix": "b"}
+    tokenizer = {"--tokenizer-model": "t", "--vocab-file": "v", "--merge-file": "m"}
+    work = {**merge_flags, **tokenizer}
     runs = {
         "--data-path": "a",
         "--data-cache-path": "c",
@@ -341,7 +343,8 @@ def test_a_number_beyond_64_bits_is_told_for_each_flag(capsys: pytest.CaptureFix
 
 
 @pytest.mark.parametrize(
-    ("name", "message"), [("x.foo", "Format 'foo' is not supported"), ("", "is a folder; give a file")]
+    ("name", "message"),
+    [("x.foo", "Format 'foo' is not supported"), ("", "is no file that could be replaced")],
 )
 def test_a_picture_that_cannot_be_made(tmp_path: Path, name: str, message: str) -> None:
     prefix, target = write_dataset(tmp_path / "a", [3]), tmp_path / "pictures" / name

@@ -419,7 +419,7 @@ def test_an_output_in_a_folder_that_is_read(tmp_path: Path, monkeypatch: pytest.
             for given in ("-1", "9" * 30, "x")
         ),
         ("--workers", "1025", "a whole number from 1 to 1024"),
-        ("--vocab-size", "2147483649", "a whole number from 1 to 2147483648"),
+        ("--vocab-size", "2147483648", "a whole number from 1 to 2147483647"),
         ("--null-tokenizer-eod-id", "2147483648", "a whole number from 0 to 2147483647"),
         ("--json-keys", "by\udcffte", "expected UTF-8"),
         ("--eod-token", "by\udcffte", "expected UTF-8"),

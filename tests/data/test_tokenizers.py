@@ -172,7 +172,10 @@ NO_UNKNOWN = r"tokenizer\.json: a BPE without model\.unk_token "
             [lambda content: content["model"]["vocab"].pop("Z")],
             r"the tokens '<\|endoftext\|>' and '.+' have one",
         ),
-        ([setting("model.vocab.a", 2**32 - 1)], "an id of 4294967295: a dataset holds ids below 2147483648"),
+        (
+            [setting("model.vocab.a", 2**32 - 1)],
+            "the token 'a' has the id 4294967295: a dataset holds ids up to",
+        ),
         ([setting("model.dropout", 0.1)], r"model\.dropout is 0\.1.*: ids would be drawn at random"),
         (
             [setting("post_processor", templates(999))],

@@ -11,15 +11,21 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import cast
 
 import numpy as np
 import pytest
+from tokenizers import Tokenizer as Library
+from tokenizers.models import WordLevel
 
+from megalite.data import preprocess
 from megalite.data.sample_corpus import train_tokenizer
 from megalite.data.tokenizer import gigatoken
-from megalite.data.tokenizer.huggingface import load_tokenizer_json
+from megalite.data.tokenizer.huggingface import HuggingFaceTokenizer, load_tokenizer_json
 from tests.data.corpora import GOLDENS, write_dataset
 
 TOOLS = Path(__file__).parents[2] / "tools"
@@ -85,6 +91,27 @@ def test_a_slurm_task_does_the_share_of_its_number(sample: Path, tmp_path: Path)
         )
         assert (found.returncode == 0, told in found.stderr) == (not told, True), found.stderr
     assert [path.name for path in tmp_path.glob("*.idx")] == ["p_part00001of00003_text_document.idx"]
+
+
+def test_workers_without_a_number_are_the_cores_that_the_job_may_use(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {1, 5, 6}, raising=False)
+    monkeypatch.setenv("RAYON_NUM_THREADS", "2")
+    started: list[int] = []
+    pool = preprocess.started_pool
+
+    def counting(count: int) -> ThreadPoolExecutor:
+        started.append(count)
+        return pool(count)
+
+    monkeypatch.setattr(preprocess, "started_pool", counting)
+    path = write_lines(tmp_path / "in.jsonl", 3)
+    for workers, rayon in ([], "2"), (["--workers", "4"], "4"):
+        flags = [*NULL[:-2], *workers, "--output-prefix", str(tmp_path / "out")]
+        assert tool("preprocess_data")(["--input", path, *flags]) == 0
+        assert os.environ["RAYON_NUM_THREADS"] == rayon
+    assert started == [3 + 1, 4 + 1]
 
 
 def test_a_missing_partition_is_not_merged_over(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -382,6 +409,33 @@ def test_gigatoken_does_not_remember_all_words(sample: Path, monkeypatch: pytest
         assert engine.encode_batch([text]) == reference.encode_batch([text])
         made.append(engine._engine)
     assert made[0] is not made[1] is made[2]
+
+
+def test_one_thread_renews_gigatoken_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[int] = []
+
+    class Encoder:
+        def encode_batch(self, texts: list[str]) -> SimpleNamespace:
+            lengths = np.cumsum([0, *map(len, texts)])
+            layout = {"offsets": lengths, "content": np.zeros(lengths[-1], dtype=np.int32)}
+            return SimpleNamespace(
+                layout=SimpleNamespace(**{k: SimpleNamespace(data=v) for k, v in layout.items()})
+            )
+
+    def from_json(_: bytes) -> Encoder:
+        made.append(0)
+        time.sleep(0.1 * (len(made) - 1))  # until the other thread has come to it
+        return Encoder()
+
+    library = SimpleNamespace(Tokenizer=SimpleNamespace(from_json=from_json))
+    monkeypatch.setitem(sys.modules, "gigatoken", cast("ModuleType", library))
+    monkeypatch.setattr(gigatoken, "RENEWED_AFTER", 20)
+    words = Library(WordLevel({"a": 0, "?": 1}, "?"))
+    engine = gigatoken.GigatokenEngine(HuggingFaceTokenizer(words, "", None, False, False))
+    engine.encode_flat(["a" * 15])
+    with ThreadPoolExecutor(2) as pool:
+        assert [len(ids) for ids, _ in pool.map(engine.encode_flat, [["a" * 15]] * 2)] == [15, 15]
+    assert len(made) == 2
 
 
 def test_gigatoken_is_refused_where_it_is_not_known_to_be_equal(

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from megalite.config.batch_schedule import batch_schedule
 from megalite.config.derived import schedule_samples, split_sample_counts
 from megalite.config.rules.rule import BATCH_SCHEDULES, Candidate, Finding, reads
-from megalite.config.schema.fields import FP32_SMALLEST, INT64_LARGEST, flag_name
+from megalite.config.schema.fields import FP32_SMALLEST, flag_name
+from megalite.limits import INT64_LARGEST
 
 LENGTHS = ("train_iters", "train_samples")
 BY_STEPS = ("lr_warmup_iters", "lr_decay_iters", "lr_wsd_decay_iters")

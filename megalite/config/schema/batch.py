@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from megalite.config.schema.fields import INT32_LARGEST, REQUIRED, setting
+from megalite.config.schema.fields import REQUIRED, setting
+from megalite.limits import INT32_LARGEST
 
 MOST_SAMPLES_A_STEP = 2**24  # their numbers are listed before each step
 

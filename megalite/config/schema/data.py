@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from megalite.config.schema.fields import INT32_LARGEST, setting
+from megalite.config.schema.fields import setting
+from megalite.limits import INT32_LARGEST, MOST_SPECIAL_TOKENS
 
 TOKENIZER_TYPES = (
     "HuggingFaceTokenizer",
@@ -83,7 +84,7 @@ class DataConfig:
         1000,
         "Ids that TikTokenizer with a JSON vocabulary keeps for special tokens, before all others.",
         minimum=7,
-        maximum=1_000_000,
+        maximum=MOST_SPECIAL_TOKENS,
     )
     null_tokenizer_eod_id: int | None = setting(
         None,

@@ -11,9 +11,8 @@ from typing import Any
 
 REQUIRED: Any = dataclasses.MISSING
 
-# What fits where a setting ends up: fp32 without its subnormal numbers, ids in 32 bits, counters in 64.
+# Of fp32, without its subnormal numbers.
 FP32_SMALLEST, FP32_LARGEST = 2.0**-126, 2.0**127
-INT32_LARGEST, INT64_LARGEST = 2**31 - 1, 2**63 - 1
 
 
 def setting(

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from megalite.config.schema.fields import INT32_LARGEST, setting
+from megalite.config.schema.fields import setting
+from megalite.limits import INT32_LARGEST
 
 
 @dataclass(frozen=True, kw_only=True)

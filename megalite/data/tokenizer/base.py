@@ -101,10 +101,13 @@ class Tokenizer(ABC):
     def _text_has_eod(self) -> bool:
         """Whether text becomes the end-of-document token: where it is spelled, or for what is unknown."""
         for text in (self.eod_token or "", self.decode([self.eod]), UNKNOWN):
-            with contextlib.suppress(DataError), library_errors("cannot be encoded, so it becomes no token"):
-                nothing, ids = self.encode_batch(["", text])  # to both the tokenizer itself may add one
-                if ids.count(self.eod) > nothing.count(self.eod):
-                    return True
+            try:
+                with library_errors("cannot be encoded"):
+                    nothing, ids = self.encode_batch(["", text])  # to both the tokenizer itself may add one
+            except DataError:  # so it becomes no token
+                continue
+            if ids.count(self.eod) > nothing.count(self.eod):
+                return True
         return False
 
 

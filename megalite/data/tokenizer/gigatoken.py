@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 import unicodedata
 from collections.abc import Sequence
 from functools import partial
@@ -43,7 +44,7 @@ class GigatokenEngine(Engine):
         self._make = partial(library.Tokenizer.from_json, orjson.dumps(content))
         with refusing_tokenizer("gigatoken"):
             self._engine = self._make()
-        self._encoded = 0
+        self._encoded, self._renewing = 0, threading.Lock()
         self._unassigned = unassigned()
 
     def _encode_part(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
@@ -61,10 +62,12 @@ class GigatokenEngine(Engine):
         return bool(self._unassigned[np.frombuffer(text.encode("utf-32-le"), dtype=np.uint32)].any())
 
     def _encode(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-        self._encoded += sum(map(len, texts))
-        if self._encoded > RENEWED_AFTER:
-            self._encoded, self._engine = 0, self._make()
-        layout = self._engine.encode_batch(list(texts)).layout
+        with self._renewing:  # by one of the threads; those that encode keep the engine that they have
+            self._encoded += sum(map(len, texts))
+            if self._encoded > RENEWED_AFTER:
+                self._engine, self._encoded = self._make(), 0
+            engine = self._engine
+        layout = engine.encode_batch(list(texts)).layout
         ends = np.asarray(layout.offsets.data)
         ids = np.asarray(layout.content.data)[ends[0] : ends[-1]]
         return ids.astype(np.int32), np.diff(ends).astype(np.int32)

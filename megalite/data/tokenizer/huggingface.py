@@ -14,7 +14,7 @@ import orjson
 from megalite import _C
 from megalite.data.errors import DataError
 from megalite.data.tokenizer.base import Tokenizer, identity_of, library_errors
-from megalite.data.tokenizer.complete import check_model, check_unique
+from megalite.data.tokenizer.vocabulary_checks import check_model, check_unique
 
 if TYPE_CHECKING:
     from tokenizers import Encoding
@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 
 # Tried in this order when neither the caller nor tokenizer_config.json names the end-of-document token.
 USUAL_EOD = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|end▁of▁sentence|>")
+IN_A_ROW = (
+    "; added tokens are numbered from the count of the model's vocabulary on, so that must leave no id out"
+)
 
 
 class HuggingFaceTokenizer(Tokenizer):
@@ -48,7 +51,7 @@ class HuggingFaceTokenizer(Tokenizer):
         if any(token.content == eod_token and not token.special for token in added):
             # Text that spells it must not become it, whatever kind of added token the file makes it.
             library.add_special_tokens([AddedToken(eod_token, special=True, normalized=False)])
-        check_unique(vocabulary)
+        check_unique(vocabulary, IN_A_ROW)
         check_model(library)
         library.no_padding()
         library.no_truncation()

@@ -13,7 +13,7 @@ import orjson
 
 from megalite.data.errors import DataError
 from megalite.data.tokenizer.base import Tokenizer, identity_of, library_errors
-from megalite.data.tokenizer.complete import check_every_byte, check_unique
+from megalite.data.tokenizer.vocabulary_checks import check_every_byte, check_unique
 
 # The split patterns are facts of the vocabularies that were trained with them.
 _CONTRACTIONS = r"'(?:[sdmt]|ll|ve|re)"
@@ -81,7 +81,7 @@ class TikTokenizer(Tokenizer):
         except (ValueError, TypeError, KeyError, binascii.Error) as error:
             raise DataError(f"{model}: cannot be read as a tiktoken vocabulary: {error}") from None
         with library_errors(f"{model}: cannot be used as a tiktoken vocabulary"):
-            check_every_byte(ranks.__contains__)
+            check_every_byte(ranks)
             check_unique({**ranks, **{token.encode(): number for token, number in special.items()}})
             self._library = tiktoken.Encoding(
                 Path(model).name, pat_str=split, mergeable_ranks=ranks, special_tokens=special
