@@ -32,6 +32,8 @@ const TokenType &token_type(const std::string &name) {
 IndexedDataset::IndexedDataset(const std::string &prefix) : prefix_(prefix) {
     idx_ = std::make_shared<MappedFile>(prefix + ".idx");
     bin_ = std::make_shared<MappedFile>(prefix + ".bin");
+    if (!idx_->has_name()) // a writer takes it away before it replaces the .bin, which may be one of another .idx
+        fail(prefix, ": was replaced while it was opened; give the same command again");
     try {
         check_header();
         check_arrays();

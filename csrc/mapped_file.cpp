@@ -115,6 +115,11 @@ void MappedFile::check_read() const {
         fail(path_, ": a part of it could not be read: something cut it while it was in use, or its disk failed");
 }
 
+bool MappedFile::has_name() const {
+    struct stat status;
+    return ::stat(path_.c_str(), &status) == 0 && status.st_dev == device_ && status.st_ino == inode_;
+}
+
 void MappedFile::check_size() const {
     check_read();
     const int64_t now = std::chrono::duration_cast<std::chrono::milliseconds>(std::chrono::steady_clock::now().time_since_epoch()).count();

@@ -29,6 +29,8 @@ class MappedFile {
     // Before reading: throws for that, too, and when the file has become shorter. One that was replaced by another of its name is still
     // mapped whole. What was found good is not looked at again for 10 ms: it is a system call for each file.
     void check_size() const;
+    // Whether the file still has its name.
+    bool has_name() const;
 
   private:
     std::string path_;

@@ -4,7 +4,8 @@
     python tools/prepare_sample.py --output runs/sample
     python tools/prepare_sample.py --entropy runs/sample/corpus_text_document
 
-makes runs/sample/corpus.jsonl and runs/sample/tokenizer.json; what is already there is kept.
+makes runs/sample/corpus.jsonl and runs/sample/tokenizer.json; what is already there is kept, and nothing is
+replaced that this tool has not made, as runs/sample/prepare_sample.json tells.
 
 --entropy prints the unigram entropy of a binary dataset in nats a token: the loss of a model that has only
 learned how frequent each token is.
@@ -30,7 +31,10 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     what.add_argument("--output", type=Path, help="Folder to fill.")
     what.add_argument("--entropy", metavar="PREFIX", help="Dataset whose unigram entropy is printed.")
     parser.add_argument(
-        "--input", type=Path, default=SAMPLE, help="JSON lines with a text each (default: the sample corpus)."
+        "--input",
+        type=Path,
+        default=SAMPLE,
+        help="JSON lines with a text each, also as .gz or .zst (default: the sample corpus).",
     )
     parser.add_argument("--vocab-size", type=int, default=4096, help="Ids of the tokenizer (default 4096).")
     return parser.parse_args(argv)
@@ -47,8 +51,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(f"{unigram_entropy(open_dataset(args.entropy)):.4f}")
             return 0
         made = prepare_sample(args.input, args.output, args.vocab_size)
-    except (DataError, OSError) as error:
-        print(f"prepare_sample: error: {error}", file=sys.stderr)
+    except (DataError, OSError, MemoryError) as error:
+        print(f"prepare_sample: error: {str(error) or 'out of memory'}", file=sys.stderr)
         return 1
     print(f"{args.output}: {', '.join(made)} made" if made else f"{args.output}: complete, nothing to do")
     return 0

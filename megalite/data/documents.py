@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import islice
 
 import orjson
@@ -71,10 +71,15 @@ def _lookup(record: dict[str, object], key: str) -> object:
     value: object = record
     for part in key.split("."):
         if not isinstance(value, dict) or part not in value:
-            keys = ", ".join(repr(key[:40]) for key in islice(map(str, record), 10))
-            raise DataError(f"no key {key!r}; the keys are {keys or 'none'}")
+            raise missing_key(key, record)
         value = value[part]
     return value
+
+
+def missing_key(key: str, known: Iterable[str]) -> DataError:
+    """What to raise for a record that has the keys `known` only."""
+    keys = ", ".join(repr(key[:40]) for key in islice(map(str, known), 10))
+    return DataError(f"no key {key!r}; the keys are {keys or 'none'}")
 
 
 def _texts(value: object, key: str) -> list[str]:

@@ -8,10 +8,11 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
 from megalite._C import DataError, WriteError
 
-__all__ = ["DataError", "WriteError", "check_prefix", "check_replaceable", "writing"]
+__all__ = ["DataError", "WriteError", "check_prefix", "check_replaceable", "replacing", "writing"]
 
 
 def check_prefix(prefix: str) -> None:
@@ -30,9 +31,33 @@ def check_prefix(prefix: str) -> None:
 
 
 def check_replaceable(path: str | os.PathLike[str]) -> None:
-    """Raises DataError where something else than a file has the name of one that will be written."""
+    """Raises DataError where something else than a file has the name of one that will be written, or none can
+    have it, as one that is too long.
+    """
     if os.path.exists(path) and not os.path.isfile(path):
         raise DataError(f"{path}: is no file that could be replaced; give another name")
+    try:
+        os.stat(f"{path}.partial")
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        raise DataError(f"{path}.partial: cannot be written: {error.strerror}") from None
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A temporary name for what will be `path`, which it becomes at the end; after an error it is gone.
+    Raises DataError.
+    """
+    check_replaceable(path)
+    temporary = path.with_name(f"{path.name}.partial")
+    try:
+        with writing(temporary):
+            yield temporary
+        temporary.rename(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
 
 
 @contextlib.contextmanager

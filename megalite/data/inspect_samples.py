@@ -11,7 +11,7 @@ import torch
 
 from megalite.data.blended_dataset import BlendedDataset
 from megalite.data.build import Dataset, SampleSource
-from megalite.data.errors import check_replaceable
+from megalite.data.errors import replacing
 from megalite.data.gpt_dataset import GPTDataset, Piece
 from megalite.data.loader import StepLoader
 from megalite.data.splits import SPLIT_NAMES
@@ -66,14 +66,12 @@ def dump(path: Path, datasets: Mapping[str, Dataset]) -> list[str]:
 
     Raises DataError where something else than a file has that name: it would be replaced.
     """
-    check_replaceable(path)
     arrays: dict[str, np.ndarray] = {}
-    for name, dataset in datasets.items():
-        arrays |= index_arrays(name, dataset.samples) | first_samples(name, dataset)
-    temporary = path.with_name(f"{path.name}.partial")
-    with temporary.open("wb") as file:
-        np.savez(file, **arrays)  # type: ignore[arg-type]  # its stub takes the names for flags
-    temporary.rename(path)
+    with replacing(path) as temporary:
+        for name, dataset in datasets.items():
+            arrays |= index_arrays(name, dataset.samples) | first_samples(name, dataset)
+        with temporary.open("wb") as file:
+            np.savez(file, **arrays)  # type: ignore[arg-type]  # its stub takes the names for flags
     return list(arrays)
 
 

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import Any, BinaryIO, NamedTuple
 
+from megalite.data.documents import missing_key
 from megalite.data.errors import DataError
 from megalite.data.inputs import COMPRESSED, STDIN, Part
 from megalite.data.zstd_stream import ZstdStream
@@ -225,8 +226,12 @@ def _read_rows(path: str, keys: Sequence[str], skip: int) -> Iterator[_Record]:
         with pyarrow.parquet.ParquetFile(
             path, buffer_size=READ_BYTES, page_checksum_verification=True
         ) as file:
-            known = set(file.schema_arrow.names)
-            columns = sorted({key if key in known else key.split(".")[0] for key in keys} & known)
+            known = file.schema_arrow.names
+            wanted = {key: key if key in known else key.split(".")[0] for key in keys}
+            absent = [missing_key(key, known) for key, name in wanted.items() if name not in known]
+            columns = sorted({*wanted.values()}.intersection(known))
+            if double := [name for name in columns if known.count(name) > 1]:
+                raise DataError(f"{path}: has several columns {double[0]!r}, of which one only would be read")
             for group in range(file.num_row_groups):
                 rows = _rows_at_once(file.metadata.row_group(group), columns)
                 for batch in file.iter_batches(rows, [group], columns):
@@ -236,7 +241,7 @@ def _read_rows(path: str, keys: Sequence[str], skip: int) -> Iterator[_Record]:
                     for row, size in _sized_rows(batch):
                         number += 1
                         if number > skip:
-                            yield _Record(number, size, row)
+                            yield _Record(number, size, absent[0] if absent else row)
     except (OSError, pyarrow.ArrowException) as error:
         raise DataError(f"{path}: after row {number}: cannot be read: {error}") from None
 

@@ -2,45 +2,84 @@
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Callable, Iterator
+import hashlib
+import json
+from collections.abc import Iterator
 from pathlib import Path
 
 from megalite.data.documents import parse_document
-from megalite.data.errors import DataError
+from megalite.data.errors import DataError, check_replaceable, replacing
 from megalite.data.inputs import Part
 from megalite.data.records import read_records
 
 EOD_TOKEN = "<|endoftext|>"
 CORPUS = "corpus.jsonl"
 TOKENIZER = "tokenizer.json"
+MADE = "prepare_sample.json"  # hashes of what was made
 LARGEST_VOCABULARY = 10_000_000  # the library takes memory for it before it trains
 
 
 def prepare_sample(source: Path, folder: Path, vocab_size: int) -> list[str]:
-    """Fill `folder` with the corpus and its tokenizer where they are missing; returns the names of what
-    was made.
+    """Fill `folder` with the corpus, uncompressed, and its tokenizer where they are missing; returns what was
+    made.
 
-    The tokenizer depends on the corpus and `vocab_size` only.
+    The tokenizer depends on the corpus and `vocab_size` only. Raises DataError for a file of their names that
+    was not made here, as the hashes in MADE tell, and would be replaced.
     """
     if not source.is_file():
         raise DataError(f"{source}: no such file")
     folder.mkdir(parents=True, exist_ok=True)
-    made = []
-    corpus, tokenizer = folder / CORPUS, folder / TOKENIZER
-    if not corpus.is_file() or corpus.read_bytes() != source.read_bytes():
-        _publish(corpus, lambda path: shutil.copyfile(source, path))
-        tokenizer.unlink(missing_ok=True)
-        made.append(CORPUS)
-    if not _has_vocabulary(tokenizer, vocab_size):
-        _publish(tokenizer, lambda path: train_tokenizer(source, path, vocab_size))
-        made.append(TOKENIZER)
-    return made
+    corpus, tokenizer, made = folder / CORPUS, folder / TOKENIZER, folder / MADE
+    before = _read_made(made)
+    found = {path.name: _hash(path) for path in (corpus, tokenizer) if path.exists()}
+    content = _hash(source)
+    keep_corpus = found.get(CORPUS) == content
+    asked = {CORPUS: content, "vocab_size": vocab_size}
+    complete = before == {**asked, TOKENIZER: found.get(TOKENIZER)} or _size(tokenizer) == vocab_size
+    if keep_corpus and complete:
+        return []
+    for name in (TOKENIZER,) if keep_corpus else (CORPUS, TOKENIZER):
+        if name in found and found[name] != before.get(name):
+            raise DataError(
+                f"{folder / name}: was not made by this tool, or has changed since, and would be replaced; "
+                "move it away, or give another --output"
+            )
+    with replacing(tokenizer) as new:
+        ids = train_tokenizer(source, new, vocab_size)
+        if not keep_corpus:
+            with replacing(corpus) as copy, copy.open("wb") as file:
+                file.writelines(_lines(source))
+    with replacing(made) as new:
+        new.write_text(json.dumps({**asked, TOKENIZER: _hash(tokenizer)}))
+    few = "" if ids == vocab_size else f" with only {ids} ids (the corpus has no pairs for {vocab_size})"
+    return [*([] if keep_corpus else [CORPUS]), TOKENIZER + few]
 
 
-def train_tokenizer(corpus: Path, path: Path, vocab_size: int) -> None:
-    """Train a byte-level BPE of `vocab_size` ids, the last of them end of document, and save it as
-    `path`.
+def _read_made(path: Path) -> dict[str, object]:
+    try:
+        content = json.loads(path.read_text())
+    except (FileNotFoundError, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def _lines(path: Path) -> Iterator[bytes]:
+    """Of the uncompressed file."""
+    for records in read_records(Part(str(path), "json"), []):
+        yield from records.contents
+
+
+def _hash(path: Path) -> str:
+    check_replaceable(path)
+    digest = hashlib.blake2b(digest_size=16)
+    for line in _lines(path):
+        digest.update(line)
+    return digest.hexdigest()
+
+
+def train_tokenizer(corpus: Path, path: Path, vocab_size: int) -> int:
+    """Train a byte-level BPE of `vocab_size` ids, the last of them end of document, and save it as `path`;
+    returns how many it has, fewer for a small corpus.
     """
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
@@ -61,25 +100,23 @@ def train_tokenizer(corpus: Path, path: Path, vocab_size: int) -> None:
     tokenizer.train_from_iterator(_texts(corpus), trainer)
     tokenizer.add_special_tokens([AddedToken(EOD_TOKEN, special=True, normalized=False)])
     tokenizer.save(str(path))
+    return int(tokenizer.get_vocab_size())
 
 
 def _texts(corpus: Path) -> Iterator[str]:
-    for records in read_records(Part(str(corpus), "json"), ["text"]):
-        for content in records.contents:
-            (texts,) = parse_document(content, "json", ["text"])
-            yield from texts
+    for number, line in enumerate(_lines(corpus), 1):
+        try:
+            (texts,) = parse_document(line, "json", ["text"])
+        except DataError as error:
+            raise DataError(f"{corpus}:{number}: {error}") from None
+        yield from texts
 
 
-def _has_vocabulary(path: Path, vocab_size: int) -> bool:
+def _size(path: Path) -> int | None:
+    """Ids of a tokenizer; None for what is none."""
     from tokenizers import Tokenizer
 
     try:
-        return Tokenizer.from_file(str(path)).get_vocab_size() == vocab_size
+        return int(Tokenizer.from_file(str(path)).get_vocab_size())
     except Exception:  # the library raises bare Exception, for a missing file too
-        return False
-
-
-def _publish(path: Path, write: Callable[[Path], object]) -> None:
-    temporary = path.with_name(f"{path.name}.partial")
-    write(temporary)
-    temporary.rename(path)
+        return None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import json
 import os
 import subprocess
@@ -25,6 +27,7 @@ from megalite.data.engine_check import check_engine, choose_engine
 from megalite.data.errors import DataError
 from megalite.data.indexed_dataset import DatasetWriter, open_dataset
 from megalite.data.inputs import Part, find_inputs, take_partition
+from megalite.data.inspect_samples import dump
 from megalite.data.merge import merge
 from megalite.data.preprocess import BATCH_DOCUMENTS, PreprocessPlan, _read_batches, preprocess
 from megalite.data.records import line_number, read_records
@@ -157,6 +160,79 @@ def test_text_of_a_column_that_is_none(tmp_path: Path) -> None:
     assert [record.number for record in read_records(inputs[0], ["text"])] == [1]
 
 
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        (["body", "id"], r"in\.parquet:1: no key 'text'; the keys are 'body', 'id'"),
+        (["text", "text"], r"in\.parquet: has several columns 'text', of which one only would be read"),
+    ],
+)
+def test_columns_that_do_not_fit(tmp_path: Path, columns: Sequence[str], message: str) -> None:
+    import pyarrow
+    import pyarrow.parquet
+
+    table = pyarrow.Table.from_arrays([pyarrow.array(["a"])] * 2, names=columns)
+    pyarrow.parquet.write_table(table, tmp_path / "in.parquet")
+    with pytest.raises(DataError, match=message):
+        run(find_inputs([str(tmp_path / "in.parquet")]), tmp_path / "out")
+
+
+def test_skipped_documents_are_listed_in_their_order(tmp_path: Path) -> None:
+    class Choosy(ByteLevelTokenizer):
+        def encode_flat(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+            if "bad" in texts:
+                raise ValueError("bad")
+            return super().encode_flat(texts)
+
+    (tmp_path / "in.jsonl").write_text('{"text": "bad"}\n{}\n{"text": "bad"}\n{}\n')
+    inputs = find_inputs([str(tmp_path / "in.jsonl")])
+    preprocess(PreprocessPlan(inputs, str(tmp_path / "out"), skip_errors=True), Choosy())
+    listed = (tmp_path / "out.skipped.jsonl").read_text().splitlines()
+    assert [json.loads(line)["line"] for line in listed] == [1, 2, 3, 4]
+
+
+def test_a_run_that_fails_leaves_nothing_for_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    inputs = find_inputs([lines(tmp_path / "in.jsonl")])
+    with pytest.raises(DataError, match=r"boundaries\.partial: cannot be written: File name too long"):
+        run(inputs, tmp_path / ("x" * 225))  # as long as others can be, as .skipped.jsonl.partial
+    monkeypatch.setattr(np, "savez", lambda file: os.ftruncate(file.fileno(), -1))
+    with pytest.raises(DataError, match=r"out\.npz\.partial: cannot be written"):
+        dump(tmp_path / "out.npz", {})
+    assert [path.name for path in tmp_path.iterdir()] == ["in.jsonl"]
+
+
+def test_a_dataset_that_is_replaced_while_it_is_opened(tmp_path: Path) -> None:
+    """An index beside the tokens of another, where both have as many bytes."""
+    for seed, (name, lengths) in enumerate((("a", [1, 3]), ("b", [3, 1]))):
+        write_dataset(tmp_path / name, lengths, seed=seed)
+    stop = threading.Event()
+
+    def replace() -> None:
+        for name in itertools.cycle("ab"):
+            for suffix in (".bin", ".idx"):
+                os.link(tmp_path / f"{name}{suffix}", tmp_path / f"new{suffix}")
+            (tmp_path / "x.idx").unlink(missing_ok=True)
+            for suffix in (".bin", ".idx"):
+                (tmp_path / f"new{suffix}").rename(tmp_path / f"x{suffix}")
+            if stop.is_set():
+                return
+
+    tokens = {(1, 3): open_dataset(f"{tmp_path}/a").stream().tolist()}
+    tokens[3, 1] = open_dataset(f"{tmp_path}/b").stream().tolist()
+    thread = threading.Thread(target=replace)
+    thread.start()
+    opened = 0
+    for _ in range(5000):
+        with contextlib.suppress(DataError):
+            dataset = open_dataset(f"{tmp_path}/x")
+            opened += 1
+            if dataset.stream().tolist() != tokens[tuple(dataset.lengths.tolist())]:
+                opened = -(10**9)
+    stop.set()
+    thread.join()
+    assert opened > 0
+
+
 def test_a_merge_does_not_eat_its_input(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     write_dataset(Path("a"), [3, 4])
@@ -281,7 +357,7 @@ def test_an_index_never_stands_beside_tokens_of_another_run(tmp_path: Path) -> N
         (["--train-samples", "-5"], "--train-samples: -5: expected a whole number from 0 to"),
         (["--iteration", f"1{'0' * 5000}"], "0...: expected a whole number from 1 to 9223372036854775807"),
         (["--split", "1e308,1e308,1e308"], "1e308: shares must be finite, also their sum"),
-        (["--dump", "/nowhere/x.npz"], "No such file or directory: '/nowhere/x.npz.partial'"),
+        (["--dump", "/nowhere/x.npz"], "/nowhere/x.npz.partial: cannot be written: No such file"),
         (["--dump", ""], '--dump: "": expected a path; is a variable of the shell not set?'),
         (["--dump", "."], ".: is no file that could be replaced; give another name"),
     ],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import re
 from collections.abc import Callable
@@ -291,11 +292,41 @@ def test_a_corpus_that_is_not_there_is_named(tmp_path: Path) -> None:
 
 def test_sample_is_made_once_and_the_same(trained: Path, tmp_path: Path) -> None:
     source = trained / "corpus.jsonl"
-    assert prepare_sample(source, tmp_path / "a", 300) == ["corpus.jsonl", "tokenizer.json"]
-    assert prepare_sample(source, tmp_path / "b", 300) == ["corpus.jsonl", "tokenizer.json"]
+    assert prepare_sample(source, tmp_path / "a", 270) == ["corpus.jsonl", "tokenizer.json"]
+    assert prepare_sample(source, tmp_path / "b", 270) == ["corpus.jsonl", "tokenizer.json"]
     assert (tmp_path / "a" / "tokenizer.json").read_bytes() == (
         tmp_path / "b" / "tokenizer.json"
     ).read_bytes()
+
+
+def test_a_sample_takes_nothing_elses_place(trained: Path, tmp_path: Path) -> None:
+    source, folder = trained / "corpus.jsonl", tmp_path / "data"
+    folder.mkdir()
+    for name in ("corpus.jsonl", "tokenizer.json"):
+        (folder / name).write_text('{"text": "my precious"}\n')
+        with pytest.raises(DataError, match=f"{name}: was not made by this tool"):
+            prepare_sample(source, folder, 270)
+        assert [path.name for path in folder.iterdir()] == [name]
+        (folder / name).unlink()
+    assert prepare_sample(source, folder, 270) == ["corpus.jsonl", "tokenizer.json"]
+    (tmp_path / "other.jsonl").write_text('{"text": "abc"}\n')
+    made = prepare_sample(tmp_path / "other.jsonl", folder, 270)  # its own files it replaces
+    assert made == ["corpus.jsonl", "tokenizer.json with only 259 ids (the corpus has no pairs for 270)"]
+    assert prepare_sample(tmp_path / "other.jsonl", folder, 270) == []
+    (folder / "tokenizer.json").write_text("{}")
+    with pytest.raises(DataError, match="or has changed since"):
+        prepare_sample(tmp_path / "other.jsonl", folder, 270)
+
+
+def test_a_sample_of_compressed_and_of_bad_text(tmp_path: Path) -> None:
+    text = b'{"text": "abc"}\n{"body": 1}\n'
+    (tmp_path / "c.jsonl.gz").write_bytes(gzip.compress(text[:16]))
+    prepare_sample(tmp_path / "c.jsonl.gz", tmp_path / "a", 300)
+    assert (tmp_path / "a" / "corpus.jsonl").read_bytes() == text[:16]
+    (tmp_path / "bad.jsonl").write_bytes(text)
+    with pytest.raises(DataError, match=r"bad\.jsonl:2: no key 'text'; the keys are 'body'"):
+        prepare_sample(tmp_path / "bad.jsonl", tmp_path / "b", 300)
+    assert not list((tmp_path / "b").iterdir())
 
 
 def test_sample_holds_no_text_of_utf8_read_as_latin1() -> None:
