@@ -447,7 +447,7 @@ FULL = "merge_datasets: error: all is done, but standard output takes nothing: N
 def test_what_becomes_of_its_output_does_not_end_a_tool(tmp_path: Path, shell: str, message: str) -> None:
     prefix = write_dataset(tmp_path / "naïve", [3, 4])
     line = ["sh", "-c", shell, "sh", sys.executable, str(TOOLS / "merge_datasets.py"), "--input", prefix]
-    line += [prefix, "--output-prefix", str(tmp_path / "whole")]
+    line += ["--output-prefix", str(tmp_path / "whole")]
     found = subprocess.run(line, capture_output=True, text=True, cwd=tmp_path, check=False)
     assert (found.returncode, found.stderr) == (int(message != ""), message)
     assert (tmp_path / "whole.idx").exists() == ("deleted" not in message)
