@@ -12,7 +12,6 @@
 #include <unistd.h>
 
 OutputFile::OutputFile(const std::string &path, int64_t keep) : path_(path), buffer_(kCapacity) {
-    struct stat status, named;
     while (true) {
         descriptor_ = ::open(path.c_str(), O_RDWR | O_CLOEXEC | (keep < 0 ? O_CREAT : 0), 0666);
         if (descriptor_ < 0) fail(path, ": cannot be opened for writing: ", std::strerror(errno));
@@ -21,15 +20,13 @@ OutputFile::OutputFile(const std::string &path, int64_t keep) : path_(path), buf
             fail(path, ": another process is writing this output");
         }
         // Another may have given it its final name between the two calls: what is that must not be cut.
-        if (::fstat(descriptor_, &status) == 0 && ::stat(path.c_str(), &named) == 0 && status.st_ino == named.st_ino &&
-            status.st_dev == named.st_dev)
-            break;
+        if (has_its_name()) break;
         ::close(descriptor_);
     }
     if (keep < 0) keep = 0;
-    if (status.st_size < keep) {
+    if (const off_t size = ::lseek(descriptor_, 0, SEEK_END); size < keep) {
         ::close(descriptor_);
-        fail(path, ": expected at least the ", keep, " bytes of the interrupted run, found ", status.st_size);
+        fail(path, ": expected at least the ", keep, " bytes of the interrupted run, found ", size);
     }
     if (::ftruncate(descriptor_, keep) != 0 || ::lseek(descriptor_, keep, SEEK_SET) != keep) {
         ::close(descriptor_);
@@ -92,11 +89,17 @@ void OutputFile::read_at(uint64_t position, void *data, uint64_t bytes) const {
     }
 }
 
+bool OutputFile::has_its_name() const {
+    struct stat own, named;
+    if (::fstat(descriptor_, &own) != 0 || ::stat(path_.c_str(), &named) != 0) return false;
+    errno = 0;
+    return own.st_ino == named.st_ino && own.st_dev == named.st_dev;
+}
+
 void OutputFile::check_name() const {
-    struct stat status, named;
-    if (::fstat(descriptor_, &status) != 0 || ::stat(path_.c_str(), &named) != 0 || status.st_ino != named.st_ino ||
-        status.st_dev != named.st_dev)
-        fail(path_, ": was removed or replaced while it was written; give the same command again");
+    if (has_its_name()) return;
+    const std::string reason = errno == 0 || errno == ENOENT ? "" : std::string(" (") + std::strerror(errno) + ")";
+    fail(path_, ": was removed or replaced while it was written", reason, "; give the same command again");
 }
 
 void OutputFile::close() {

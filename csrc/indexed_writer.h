@@ -38,6 +38,7 @@ class OutputFile {
     static constexpr uint64_t kCapacity = 1 << 20;
 
   private:
+    bool has_its_name() const; // where not, errno says why, 0 that another file has it
     void write_out(const uint8_t *data, uint64_t bytes);
 
     std::string path_;

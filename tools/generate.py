@@ -60,11 +60,11 @@ def main() -> int:
     from megalite.training.launcher import place_of
     from megalite.training.orphan import end_with_torchrun
 
+    end_with_torchrun()
     try:
         place = place_of(os.environ)
     except ConfigErrors as errors:
         exit_with_errors(errors, rank=0)
-    end_with_torchrun()
     tensor, pipeline = flags.tensor_model_parallel_size, flags.pipeline_model_parallel_size
     if min(tensor, pipeline) < 1 or tensor * pipeline != place.world_size:
         rule = f"TP {tensor} x PP {pipeline} must be the number of processes, {place.world_size}"

@@ -234,7 +234,8 @@ def _reserve(path: Path) -> None:
         size, disk = os.fstat(file.fileno()).st_size, os.fstatvfs(file.fileno())
         if size > disk.f_bavail * disk.f_frsize:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
-        os.posix_fallocate(file.fileno(), 0, size)
+        if hasattr(os, "posix_fallocate"):  # macOS has none, and is left with the look at the disk
+            os.posix_fallocate(file.fileno(), 0, size)
 
 
 @contextlib.contextmanager

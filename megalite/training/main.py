@@ -25,11 +25,11 @@ def main(argv: Sequence[str]) -> int:
     A configuration error, also a pipeline table that would deadlock, leaves with code 2 before torch is even
     imported; a rank whose allocation fails leaves with OUT_OF_MEMORY.
     """
+    end_with_torchrun()
     try:
         place = place_of(os.environ)
     except ConfigErrors as errors:
         exit_with_errors(errors, rank=0)  # no rank can be trusted to be the one that speaks
-    end_with_torchrun()
     config = configured(argv, place.world_size, place.rank)
     from torch.distributed.elastic.multiprocessing.errors import record
 

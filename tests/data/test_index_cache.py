@@ -208,6 +208,15 @@ def test_a_disk_that_is_too_small_is_not_filled(tmp_path: Path, monkeypatch: pyt
         cached_arrays(tmp_path, {"a": 1}, specs, lambda _: None)
 
 
+def test_a_system_that_cannot_reserve_room_keeps_the_index(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(os, "posix_fallocate")
+    numbers, _ = cached_arrays(tmp_path, {"a": 1}, SPECS, lambda arrays: arrays[0].fill(1))
+    assert numbers.tolist() == [1] * 5
+    assert watched([numbers])
+
+
 def test_an_index_that_fits_nowhere_is_a_message(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"an index of 9007199\.3 GB cannot be kept there .*, nor in memory"):
         cached_arrays(tmp_path, {"a": 1}, [ArraySpec("a", np.dtype(np.int64), (1 << 50,))], lambda _: None)

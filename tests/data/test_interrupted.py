@@ -244,6 +244,20 @@ def test_partial_output_that_something_takes_away(tmp_path: Path, file: str, how
     assert written == [list(b"xz"), list(b"yz")]
 
 
+def test_partial_output_that_cannot_be_seen_any_more_says_why(tmp_path: Path) -> None:
+    (tmp_path / "in.jsonl").write_text('{"a": "x"}\n')
+    partial = tmp_path / "out_a_document.bin.partial"
+
+    def report(_: Progress) -> None:
+        partial.unlink()
+        partial.symlink_to(partial)
+
+    with pytest.raises(DataError, match=r"\(Too many levels of symbolic links\); give the same command again"):
+        preprocess(
+            plan(str(tmp_path / "in.jsonl"), tmp_path / "out", json_keys=["a"]), ByteLevelTokenizer(), report
+        )
+
+
 @pytest.mark.parametrize("name", ["skipped.jsonl", "progress.json", "a_document.idx", "b_document.json"])
 def test_output_whose_name_a_folder_has(tmp_path: Path, name: str) -> None:
     (tmp_path / "in.jsonl").write_text('{"a": "x", "b": "y"}\n')
