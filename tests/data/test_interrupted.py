@@ -252,10 +252,9 @@ def test_partial_output_that_cannot_be_seen_any_more_says_why(tmp_path: Path) ->
         partial.unlink()
         partial.symlink_to(partial)
 
+    work = plan(str(tmp_path / "in.jsonl"), tmp_path / "out", json_keys=["a"])
     with pytest.raises(DataError, match=r"\(Too many levels of symbolic links\); give the same command again"):
-        preprocess(
-            plan(str(tmp_path / "in.jsonl"), tmp_path / "out", json_keys=["a"]), ByteLevelTokenizer(), report
-        )
+        preprocess(work, ByteLevelTokenizer(), report)
 
 
 @pytest.mark.parametrize("name", ["skipped.jsonl", "progress.json", "a_document.idx", "b_document.json"])
