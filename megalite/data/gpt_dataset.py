@@ -4,7 +4,6 @@ order.
 
 from __future__ import annotations
 
-from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
@@ -49,6 +48,7 @@ class GPTDataset:
             build_sample_index(dataset, plan) if cache is None else _cached_index(dataset, plan, cache, tell)
         )
         self.reader = _C.SampleReader(dataset, *self.index, plan.seq_length, watched(self.index))
+        self.identity = identity_of(dataset, plan.first, plan.last)
 
     @property
     def prefix(self) -> str:
@@ -75,11 +75,7 @@ class GPTDataset:
     def places(self, samples: int) -> list[DatasetPlace]:
         """How far it is read after the first `samples`."""
         epochs = Round(self.plan.epochs, self.plan.separate_final_epoch)
-        return [DatasetPlace(self.prefix, self._identity, (epochs,), samples)]
-
-    @cached_property
-    def _identity(self) -> str:
-        return identity_of(self.dataset, self.plan.first, self.plan.last)
+        return [DatasetPlace(self.prefix, self.identity, (epochs,), samples)]
 
 
 def default_cache(prefix: str) -> Path:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +17,7 @@ from megalite.config import (
 from megalite.data.build import Dataset, Splits, build_datasets
 from megalite.data.errors import DataError
 from megalite.data.loader import StepLoader
-from megalite.data.stretches import OrderRecord
+from megalite.data.stretches import DatasetPlace, OrderRecord
 from megalite.data.tokenizer import build_tokenizer
 from megalite.parallel.everywhere import gather_objects, on_every_rank
 from megalite.training.errors import TrainingError
@@ -34,11 +34,10 @@ def open_datasets(config: Config, order: Mapping[str, Any] | None) -> Splits:
     A collective. Raises TrainingError on every rank for what cannot be read on any, and for ranks that find
     different data, as on nodes with copies of their own.
     """
-    datasets = on_every_rank(lambda: _open_datasets(config, order), DataError, TrainingError)
-    found = [place for each in datasets[:3] if each is not None for place in each.samples.places(0)]
+    datasets, found = on_every_rank(lambda: _open_datasets(config, order), DataError, TrainingError)
     identities = [place.identity for place in found]
     mine = hashlib.sha256(" ".join(identities).encode()).hexdigest()
-    digests = gather_objects(mine)
+    digests, warnings = zip(*gather_objects((mine, datasets.warning)), strict=True)
     if len(set(digests)) > 1:
         everyones = zip(*gather_objects(identities), strict=False)
         differing = [place for place, each in zip(found, everyones, strict=False) if len(set(each)) > 1]
@@ -49,14 +48,28 @@ def open_datasets(config: Config, order: Mapping[str, Any] | None) -> Splits:
             f"{name}: holds other documents on rank {', '.join(others[:SHOWN])}{more} than on rank 0; every "
             "node must have the same files"
         )
-    return datasets
+    return datasets._replace(warning=_first(warnings))
 
 
-def _open_datasets(config: Config, order: Mapping[str, Any] | None) -> Splits:
+def _first(warnings: Sequence[str | None]) -> str | None:
+    """That of the lowest rank that has one, and whose it is."""
+    warned = [(rank, warning) for rank, warning in enumerate(warnings) if warning is not None]
+    if not warned:
+        return None
+    rank, warning = warned[0]
+    return warning if len(warnings) == 1 else f"rank {rank}, {len(warned)} of {len(warnings)}: {warning}"
+
+
+def _open_datasets(
+    config: Config, order: Mapping[str, Any] | None
+) -> tuple[Splits, list[DatasetPlace]]:
+    """The splits, and the beginning of each dataset in them."""
     tokenizer = build_tokenizer(config.data, config.model.vocab_size)
     saved = None if order is None else OrderRecord.from_json(order)
     counts = split_sample_counts(config)
-    return build_datasets(config.data, tokenizer, config.model.seq_length, config.run.seed, counts, saved)
+    splits = build_datasets(config.data, tokenizer, config.model.seq_length, config.run.seed, counts, saved)
+    found = [place for each in splits[:3] if each is not None for place in each.samples.places(0)]
+    return splits, found
 
 
 def batch_sizes(trainer: Trainer) -> BatchSchedule:

@@ -11,8 +11,11 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from megalite.config import parse
+from megalite.data import gpt_dataset
+from megalite.data.errors import DataError
 from megalite.parallel.topology import build_topology
 from megalite.training.errors import TrainingError
 from megalite.training.loop import run
@@ -219,15 +222,14 @@ def test_samples_are_counted_by_dataset_over_all_parts_of_a_run(
 
 
 def open_copies(folders: list[str]) -> str:
-    """What a rank says whose node has the data in its own of `folders`."""
+    """What a rank says, of an error or else a warning, whose node has the data in its own of `folders`."""
     topology = build_topology(1, 1, torch.device("cpu"))
     data = f"--split 8,2,0 --train-iters 4 --data-path {folders[topology.rank]}/a"
     config = parse([*MODEL.split(), *data.split(), "--eval-iters", "1", "--global-batch-size", "8"], 4)
     try:
-        open_datasets(config, None)
+        return open_datasets(config, None).warning or ""
     except TrainingError as error:
         return str(error)
-    return ""
 
 
 def test_ranks_that_find_other_data_are_told(tmp_path: Path, pool: WorkerPool) -> None:
@@ -243,6 +245,35 @@ def test_ranks_that_find_other_data_are_told(tmp_path: Path, pool: WorkerPool) -
         == f"{copy}/a: holds other documents on rank 1, 3 than on rank 0; every node must have the same files"
     )
     assert [text.split(": ")[1] for text in told] == [told[0].split(": ")[1]] * 4
+
+
+def test_index_arrays_that_another_node_cannot_keep_are_told(tmp_path: Path, pool: WorkerPool) -> None:
+    for name in ("copy", "full"):
+        (tmp_path / name).mkdir()
+        write_dataset(tmp_path / name / "a", [50] * 20, vocab_size=31)
+    (tmp_path / "full/a.cache").touch()
+    copy, full = str(tmp_path / "copy"), str(tmp_path / "full")
+    message = f"rank 2, 2 of 4: index arrays cannot be kept in {full}/a.cache (File exists): every process"
+    told = pool.run(4, open_copies, [copy, copy, full, full])
+    assert [text[: len(message)] for text in told] == [message] * 4
+
+
+def open_unreadable(folder: str) -> str:
+    """What a rank says when rank 1 cannot read the tokens by which a dataset is known."""
+
+    def identity_of(*_: object) -> str:
+        if dist.get_rank() == 1:
+            raise DataError("cannot be read")
+        return ""
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(gpt_dataset, "identity_of", identity_of)
+        return open_copies([folder] * 4)
+
+
+def test_tokens_that_one_rank_cannot_read_are_told_on_every_rank(tmp_path: Path, pool: WorkerPool) -> None:
+    write_dataset(tmp_path / "a", [50] * 20, vocab_size=31)
+    assert pool.run(4, open_unreadable, str(tmp_path)) == ["rank 1: cannot be read"] * 4
 
 
 def test_the_largest_seed_trains_and_evaluates_on_mock_data() -> None:
