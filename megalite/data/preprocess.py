@@ -31,10 +31,10 @@ from megalite.data.indexed_dataset import DatasetWriter, token_dtype
 from megalite.data.inputs import Part, printable
 from megalite.data.records import Records, line_number, read_records
 from megalite.data.resume import Checkpoint, Place, RunState
-from megalite.data.shortage import check_room, started_pool
+from megalite.data.shortage import Room, started_pool
 from megalite.data.skipped import Skip, SkippedList
 from megalite.data.tokenizer import Tokenizer
-from megalite.data.tokenizer.base import library_errors
+from megalite.data.tokenizer.base import CHARACTERS_AT_ONCE, library_errors
 
 BATCH_BYTES = 1 << 20
 BATCH_DOCUMENTS = 2048
@@ -131,7 +131,8 @@ def preprocess(
     dtype = plan.dtype or token_dtype(tokenizer.vocab_size)
     state = RunState(plan.stem, plan.inputs, _recipe(plan, tokenizer, dtype))
     progress = Progress()
-    encode = partial(_encode, tokenizer=tokenizer, eod=eod, skip_errors=plan.skip_errors)
+    room = Room()
+    encode = partial(_encode, tokenizer=tokenizer, eod=eod, skip_errors=plan.skip_errors, room=room)
     last_checkpoint = time.monotonic()
     with state.explaining(), SkippedList(plan.stem) as skipped, _threads(plan.workers + 1) as pool:
         start = _start(plan, state, skipped, dtype)
@@ -142,7 +143,7 @@ def preprocess(
         ]
         progress.tokens = sum(writer.state.tokens for writer in writers)
         for batch, encodings in _encode_in_order(
-            _read_batches(plan, start.place, state), encode, pool, plan.workers + 2
+            _read_batches(plan, start.place, state, room), encode, pool, plan.workers + 2
         ):
             for writer, encoded in zip(writers, encodings, strict=True):
                 writer.add(encoded.tokens, encoded.lengths, encoded.sequences)
@@ -226,7 +227,7 @@ def _recipe(plan: PreprocessPlan, tokenizer: Tokenizer, dtype: str) -> dict[str,
     }
 
 
-def _read_batches(plan: PreprocessPlan, start: Place, state: RunState) -> Iterator[_Batch]:
+def _read_batches(plan: PreprocessPlan, start: Place, state: RunState, room: Room) -> Iterator[_Batch]:
     """The inputs from `start` on, cut into batches that never span two files. Raises DataError behind an
     input that has changed since the run began.
     """
@@ -238,13 +239,14 @@ def _read_batches(plan: PreprocessPlan, start: Place, state: RunState) -> Iterat
             documents += len(records.contents)
             input_bytes += records.size
             place = Place(number, records.number, records.offset, documents, input_bytes)
-            yield _parse(records, part, place, plan)
+            with room.taken(PARSED_BYTES * records.size, _up_to(part, place), "cut long lines"):
+                batch = _parse(records, part, place, plan)
+            yield batch
         state.check_unchanged(number)
 
 
 def _parse(records: Records, part: Part, place: Place, plan: PreprocessPlan) -> _Batch:
     """The documents of `records`."""
-    check_room(PARSED_BYTES * records.size)
     numbers = range(records.number - len(records.contents) + 1, records.number + 1)
     keys, ones = plan.json_keys, [1] * len(numbers)
     strings = parse_strings(records.contents, keys) if part.format == "json" else None
@@ -294,23 +296,30 @@ def _encode_in_order(
             encoded.cancel()
 
 
-def _encode(batch: _Batch, tokenizer: Tokenizer, eod: int | None, skip_errors: bool) -> list[Encoded]:
+def _up_to(part: Part, place: Place) -> str:
+    return f"{printable(part.path)}: up to record {place.records}"
+
+
+def _encode(
+    batch: _Batch, tokenizer: Tokenizer, eod: int | None, skip_errors: bool, room: Room
+) -> list[Encoded]:
     """`batch` by key. What cannot be encoded raises DataError with its place, or moves to
     `batch.skipped`.
     """
-    try:
-        with library_errors(f"{batch.part.path}: up to record {batch.place.records}: cannot be encoded"):
-            return [
-                encode_documents(texts, counts, tokenizer, eod)
-                for texts, counts in zip(batch.texts, batch.counts, strict=True)
-            ]
-    except MemoryError as error:
-        told = str(error) or "out of memory"
-        raise MemoryError(f"{batch.part.path}: up to record {batch.place.records}: {told}") from None
-    except DataError:
-        if not _leave_out(batch, tokenizer, skip_errors):
-            raise
-        return _encode(batch, tokenizer, eod, skip_errors)
+    place, size = _up_to(batch.part, batch.place), batch.text_bytes * tokenizer.memory_per_byte
+    if batch.text_bytes > CHARACTERS_AT_ONCE:
+        size = min(size, max(map(tokenizer.memory_for, batch.texts)))
+    with room.taken(size, place, tokenizer.longer_texts):
+        while True:
+            try:
+                with library_errors(f"{place}: cannot be encoded"):
+                    return [
+                        encode_documents(texts, counts, tokenizer, eod)
+                        for texts, counts in zip(batch.texts, batch.counts, strict=True)
+                    ]
+            except DataError:
+                if not _leave_out(batch, tokenizer, skip_errors):
+                    raise
 
 
 def _leave_out(batch: _Batch, tokenizer: Tokenizer, skip_errors: bool) -> bool:

@@ -41,11 +41,43 @@ def started_pool(count: int) -> ThreadPoolExecutor:
     return pool
 
 
-def check_room(size: int) -> None:
-    """Raises MemoryError if the process cannot have `size` bytes more. A library in C++ or Rust that finds
-    out by itself ends the process.
+class Room:
+    """The memory that threads may need at the same time. A library in C++ or Rust that finds out by itself
+    that there is none ends the process.
     """
+
+    def __init__(self) -> None:
+        self._taken = 0
+        self._change = threading.Condition()
+
+    @contextlib.contextmanager
+    def taken(self, size: int, what: str, instead: str) -> Iterator[None]:
+        """Around what may need `size` bytes more, not to be nested: waits until the process can have them
+        beside what other threads may need. Raises MemoryError, beginning with `what`, if it cannot at all.
+        """
+        with self._change:
+            while not _fits(self._taken + size):
+                if not self._taken:
+                    raise MemoryError(
+                        f"{what}: out of memory: {size >> 20:,} MiB more may be needed than the process may "
+                        f"have (ulimit -v); {instead}"
+                    )
+                self._change.wait()
+            self._taken += size
+        try:
+            yield
+        except MemoryError:
+            raise MemoryError(f"{what}: out of memory") from None
+        finally:
+            with self._change:
+                self._taken -= size
+                self._change.notify_all()
+
+
+def _fits(size: int) -> bool:
+    """Whether the process can have `size` bytes more."""
     try:
         mmap.mmap(-1, max(size, 1), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS).close()
     except OSError:
-        raise MemoryError(f"out of memory: {size >> 20:,} MiB more may be needed") from None
+        return False
+    return True

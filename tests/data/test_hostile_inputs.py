@@ -362,9 +362,7 @@ def test_folders_that_are_linked_in_circles(
         (tmp_path / "corpus" / folder / "x.jsonl").touch()
         for name in ("link", "twin"):  # two: 2^40 ways to read on
             (tmp_path / "corpus" / folder / name).symlink_to(f"../{other}")
-    with pytest.raises(
-        DataError, match=r"corpus/./(link|twin)/(link|twin): a link to a folder that"
-    ):
+    with pytest.raises(DataError, match=r"corpus/./(link|twin)/(link|twin): a link to a folder that"):
         find_inputs([pattern])
 
 

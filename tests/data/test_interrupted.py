@@ -127,7 +127,7 @@ def test_a_panic_of_a_tokenizer_is_an_error_of_its_document(tmp_path: Path) -> N
 
 
 NO_THREAD = RuntimeError("can't start new thread")
-OUT_OF_MEMORY = r"(^|: up to record 2: )out of memory; the same command starts anew$"
+OUT_OF_MEMORY = r"in\.jsonl: up to record 2: out of memory; the same command starts anew$"
 
 
 @pytest.mark.parametrize(

@@ -12,17 +12,22 @@ import resource
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias, cast
 
 import pytest
 
-from megalite.data.documents import parse_document
+from megalite.data import shortage
 from megalite.data.errors import DataError
 from megalite.data.indexed_dataset import open_dataset
 from megalite.data.read_ahead import Steps, ThreadReader
 from megalite.data.sample_corpus import train_tokenizer
+from megalite.data.shortage import Room
+from megalite.data.tokenizer import base
+from megalite.data.tokenizer.byte_level import ByteLevelTokenizer
 from tests.data.corpora import write_dataset
 
 if TYPE_CHECKING:
@@ -153,8 +158,10 @@ def test_a_text_for_which_there_is_no_memory(tmp_path: Path, name: str) -> None:
     for field in ("tokenizer_type", "tokenizer_model"):
         work += [f"--{field.replace('_', '-')}", settings[field]]
     line = one_line(command(lambda: little_memory(700 << 20), "preprocess_data", *work))
-    message = r"in\.jsonl: up to record 2: out of memory: [0-9,]+ MiB more may be needed; .* starts anew$"
-    assert re.search(message, line)
+    message = (
+        r"in\.jsonl: up to record 2: out of memory: [0-9,]+ MiB more may be needed than .*; cut long texts"
+    )
+    assert re.search(message + ".*; the same command starts anew$", line)
     assert not [*tmp_path.glob("out*.bin"), *tmp_path.glob("out.skipped.jsonl")]
 
 
@@ -163,19 +170,46 @@ def test_a_line_that_there_is_no_memory_to_parse(tmp_path: Path) -> None:
     work = ["--input", corpus(tmp_path / "in.jsonl", "x" * (48 << 20)), "--output-prefix", tmp_path / "out"]
     work += [*BYTES, "--on-error", "skip"]
     line = one_line(command(lambda: little_memory(700 << 20), "preprocess_data", *work))
-    assert line.endswith("error: out of memory: 768 MiB more may be needed; the same command starts anew")
+    message = "in.jsonl: up to record 1: out of memory: 768 MiB more may be needed than the process may have "
+    assert line.endswith(message + "(ulimit -v); cut long lines; the same command starts anew")
 
 
-def test_a_parser_that_has_too_little_memory() -> None:
-    content = b'{"text": "%s"}' % (b"x" * (64 << 20))
-    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
-    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-    resource.setrlimit(resource.RLIMIT_AS, (used + (256 << 20), hard))
-    try:
-        with pytest.raises(MemoryError):
-            parse_document(content, "json", ["text"])
-    finally:
-        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+def test_threads_wait_for_the_memory_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+    monkeypatch.setattr(shortage, "_fits", lambda size: asked.append(size) or size <= 10)
+    room, order = Room(), []
+
+    def second() -> None:
+        with room.taken(6, "b", "c"):
+            order.append("second")
+
+    with ThreadPoolExecutor(1) as pool:
+        with room.taken(5, "a", "b"):
+            waiting = pool.submit(second)
+            while asked[-1] != 11:
+                time.sleep(0.001)
+            order.append("first")
+        waiting.result()
+    assert order == ["first", "second"]
+    with pytest.raises(MemoryError, match=r"^a: out of memory: 0 MiB more .* \(ulimit -v\); b$"):
+        with room.taken(11, "a", "b"):
+            pass
+    with pytest.raises(MemoryError, match="^a: out of memory$"):
+        with room.taken(10, "a", "b"):
+            raise MemoryError
+    assert asked == [5, 11, 6, 11, 10]
+
+
+@pytest.mark.parametrize("character", ["a", "é", "字", "🙂"])
+def test_the_memory_for_texts_is_no_less_than_that_for_their_bytes(
+    monkeypatch: pytest.MonkeyPatch, character: str
+) -> None:
+    monkeypatch.setattr(base, "CHARACTERS_AT_ONCE", 10)
+    monkeypatch.setattr(base, "LARGEST_ENCODING", 8 * 50 * len(character.encode()))
+    tokenizer, size = ByteLevelTokenizer(), 8 * len(character.encode())
+    assert tokenizer.memory_for([character * 50, "a"]) == 50 * size  # alone
+    assert 10 * size <= tokenizer.memory_for([character] * 1000) <= 8 * 40  # ten at a time
+    assert tokenizer.memory_for([character * 51, ""]) == 0
 
 
 def make(folder: Path, name: str) -> dict[str, object]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import sys
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -12,7 +11,6 @@ import numpy as np
 
 from megalite import _C
 from megalite.data.errors import DataError
-from megalite.data.shortage import check_room
 
 LARGEST_ENCODING = 16 << 30  # bytes of memory that may be needed for one text
 UNKNOWN = "\ue000 \ua66e\U00013000"  # a vocabulary that has these has bytes
@@ -33,11 +31,9 @@ class Tokenizer(ABC):
     spells_special_tokens: bool = False
     """Whether text that spells a special token becomes that token."""
     memory_per_byte: int
-    """Most bytes of memory that encoding was seen to take for each byte of UTF-8: of English, Chinese, random
-    letters, one letter repeated, spaces.
-    """
-    longer_texts: str = "cut it"
-    """What to do with a text that needs more than LARGEST_ENCODING."""
+    """Bound on the bytes of memory that encoding takes for each byte of UTF-8, see docs/data_benchmark.md."""
+    longer_texts: str = "cut long texts"
+    """What to do where they need too many."""
 
     @property
     @abstractmethod
@@ -57,13 +53,16 @@ class Tokenizer(ABC):
     def encode_flat(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
         """Ids of all texts in a row and the number of each: int32 (tokens,), int32 (texts,).
 
-        Raises DataError for a text that needs more than LARGEST_ENCODING, or that cannot be encoded;
-        MemoryError where the process cannot have what it may need.
+        Raises DataError for a text that needs more than LARGEST_ENCODING, or that cannot be encoded.
         """
-        parts = []
-        for part in _parts(texts):
-            self._check_room(part)
-            parts.append(self._encode_part(part))
+        most = LARGEST_ENCODING // self.memory_per_byte
+        for size in _long_sizes(texts):
+            if size > most:
+                raise DataError(
+                    f"a text of {size:,} bytes: this tokenizer takes up to {most:,}, as each may need "
+                    f"{self.memory_per_byte} bytes of memory; {self.longer_texts}"
+                )
+        parts = [self._encode_part(part) for part in _parts(texts)]
         if len(parts) == 1:
             return parts[0]
         return np.concatenate([ids for ids, _ in parts]), np.concatenate([lengths for _, lengths in parts])
@@ -72,18 +71,11 @@ class Tokenizer(ABC):
         """As `encode_flat`, of texts that are not too many."""
         return _C.flatten_ids(self.encode_batch(texts))
 
-    def _check_room(self, texts: Sequence[str]) -> None:
-        """Raises DataError for one text that needs more than LARGEST_ENCODING, MemoryError where the process
-        cannot have what `texts` may need.
-        """
-        if len(texts) == 1 and len(texts[0]) > CHARACTERS_AT_ONCE:
-            size, most = len(texts[0].encode()), LARGEST_ENCODING // self.memory_per_byte
-            if size > most:
-                raise DataError(
-                    f"a text of {size:,} bytes: this tokenizer takes up to {most:,}, as each may need "
-                    f"{self.memory_per_byte} bytes of memory; {self.longer_texts}"
-                )
-        check_room(sum(map(sys.getsizeof, texts)) * self.memory_per_byte)
+    def memory_for(self, texts: Sequence[str]) -> int:
+        """Bound on the bytes of memory that `encode_flat` takes, none for a text that it refuses."""
+        short = sum(len(text) for text in texts if len(text) <= CHARACTERS_AT_ONCE)
+        sizes = [4 * min(short, CHARACTERS_AT_ONCE), *_long_sizes(texts)]
+        return max(bound for size in sizes if (bound := size * self.memory_per_byte) <= LARGEST_ENCODING)
 
     def check_eod(self) -> int:
         """The end-of-document id. Raises DataError if it is none of the vocabulary, or if text can spell it
@@ -109,6 +101,11 @@ class Tokenizer(ABC):
             if ids.count(self.eod) > nothing.count(self.eod):
                 return True
         return False
+
+
+def _long_sizes(texts: Sequence[str]) -> list[int]:
+    """Bytes of UTF-8 of each text that is encoded alone."""
+    return [len(text.encode()) for text in texts if len(text) > CHARACTERS_AT_ONCE]
 
 
 def _parts(texts: Sequence[str]) -> Iterator[Sequence[str]]:

@@ -33,7 +33,7 @@ class HuggingFaceTokenizer(Tokenizer):
     """
 
     memory_per_byte = 256  # with tokenizers 0.23: 124 of English, 194 of Chinese, 233 of random letters
-    longer_texts = "cut it, or use --engine fastokens"
+    longer_texts = "cut long texts, or use --engine fastokens"
 
     def __init__(
         self,
