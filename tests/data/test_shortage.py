@@ -176,27 +176,31 @@ def test_a_line_that_there_is_no_memory_to_parse(tmp_path: Path) -> None:
 
 def test_threads_wait_for_the_memory_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
-    monkeypatch.setattr(shortage, "_fits", lambda size: asked.append(size) or size <= 10)
-    room, order = Room(), []
+    order: list[str] = []
+    room = Room()
+
+    def fits(size: int) -> bool:
+        asked.append(size)
+        return size <= 10
 
     def second() -> None:
         with room.taken(6, "b", "c"):
             order.append("second")
 
+    monkeypatch.setattr(shortage, "_fits", fits)
     with ThreadPoolExecutor(1) as pool:
         with room.taken(5, "a", "b"):
             waiting = pool.submit(second)
-            while asked[-1] != 11:
+            while asked[-1] != 11 and not waiting.done():
                 time.sleep(0.001)
             order.append("first")
         waiting.result()
     assert order == ["first", "second"]
-    with pytest.raises(MemoryError, match=r"^a: out of memory: 0 MiB more .* \(ulimit -v\); b$"):
-        with room.taken(11, "a", "b"):
-            pass
-    with pytest.raises(MemoryError, match="^a: out of memory$"):
-        with room.taken(10, "a", "b"):
-            raise MemoryError
+    none_left = r"^a: out of memory: 0 MiB more .* \(ulimit -v\); b$"
+    with pytest.raises(MemoryError, match=none_left), room.taken(11, "a", "b"):
+        pass
+    with pytest.raises(MemoryError, match=r"^a: out of memory$"), room.taken(10, "a", "b"):
+        raise MemoryError
     assert asked == [5, 11, 6, 11, 10]
 
 
