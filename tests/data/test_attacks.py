@@ -32,6 +32,7 @@ from megalite.data.merge import merge
 from megalite.data.preprocess import BATCH_DOCUMENTS, PreprocessPlan, _read_batches, preprocess
 from megalite.data.records import line_number, read_records
 from megalite.data.resume import Place, RunState
+from megalite.data.shortage import Room
 from megalite.data.tokenizer.byte_level import ByteLevelTokenizer
 from megalite.data.zstd_stream import ZstdStream
 from tests.data.corpora import Words, data_config, write_dataset
@@ -129,7 +130,7 @@ def test_standard_streams_that_are_closed(tmp_path: Path) -> None:
 def test_skipped_records_fill_a_batch(tmp_path: Path) -> None:
     (tmp_path / "in.jsonl").write_bytes(b"\n" * (3 * BATCH_DOCUMENTS))
     plan = PreprocessPlan(find_inputs([str(tmp_path / "in.jsonl")]), str(tmp_path / "o"), skip_errors=True)
-    batches = _read_batches(plan, Place(), RunState(plan.stem, plan.inputs, {}))
+    batches = _read_batches(plan, Place(), RunState(plan.stem, plan.inputs, {}), Room())
     assert [len(batch.skipped) for batch in batches] == [BATCH_DOCUMENTS] * 3
 
 
