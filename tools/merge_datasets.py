@@ -67,7 +67,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     from megalite.data.merge import merge
 
     try:
-        check_apart(args.input, args.output_prefix)
+        check_apart(args.input, args.output_prefix, "the prefixes in it")
         prefixes = find_datasets(args.input)
         if told := repeats([f"{prefix}.bin" for prefix in prefixes]):
             print(f"merge_datasets: warning: {told}", file=sys.stderr)

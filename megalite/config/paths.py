@@ -10,6 +10,7 @@ import stat
 from pathlib import Path
 from typing import BinaryIO
 
+NOT_THERE = "no such file"
 NO_FILE = "is a pipe or a device, not a file"
 
 
@@ -34,7 +35,7 @@ def why_no_file(path: str | Path) -> str | None:
         return None if os.access(path, os.R_OK) else os.strerror(errno.EACCES)
     if os.path.isdir(path):
         return "is a folder"
-    return NO_FILE if os.path.exists(path) else "no such file"
+    return NO_FILE if os.path.exists(path) else NOT_THERE
 
 
 def open_regular(path: str | Path) -> BinaryIO:

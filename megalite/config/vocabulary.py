@@ -9,7 +9,7 @@ from typing import Any
 import orjson
 
 from megalite.config.errors import ConfigError
-from megalite.config.paths import why_no_file
+from megalite.config.paths import NOT_THERE, why_no_file
 
 BYTE_LEVEL = 257
 # Ranks of a tiktoken rank file: ids of the vocabulary with its special tokens.
@@ -126,7 +126,7 @@ def _require_tokenizer_json(given: str | None, errors: list[ConfigError]) -> Pat
         path = path / "tokenizer.json"
     if reason := why_no_file(path):
         nothing = "the folder has no tokenizer.json" if os.path.isdir(given) else "no such file or folder"
-        rule = nothing if reason == "no such file" else reason
+        rule = nothing if reason == NOT_THERE else reason
         errors.append(ConfigError(flag, given, rule, f"{advice}; nothing is downloaded"))
         return None
     return path

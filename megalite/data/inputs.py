@@ -191,16 +191,16 @@ def _listed(items: Sequence[str]) -> str:
     return ", ".join(map(printable, items[:SHOWN])) + more
 
 
-def check_apart(patterns: Sequence[str], output_prefix: str) -> None:
+def check_apart(patterns: Sequence[str], output_prefix: str, instead: str = "--input a glob") -> None:
     """Raises DataError when the output would lie in a folder that is read: the same command would find other
-    inputs when it is given again.
+    inputs when it is given again. `instead` is what of the folder may be given.
     """
     output = Path(os.path.realpath(output_prefix))
     for pattern in patterns:
         if Path(pattern).is_dir() and output.is_relative_to(os.path.realpath(pattern)):
             raise DataError(
                 f"--output-prefix {output_prefix}: lies in the folder {pattern}, all of which is read; give "
-                "another, or --input a glob"
+                f"another, or {instead}"
             )
 
 

@@ -554,6 +554,8 @@ def test_missing_datasets_are_named(tmp_path: Path) -> None:
         f"0.3 {there} 0.7 {there}": None,
         f"{gone}": f"{gone}: no such file: {gone}.idx and {gone}.bin; in {tmp_path} there is there",
         f"1 {there} 2 {gone}": f"no such file: {gone}.idx and {gone}.bin",
+        f"{gone}/a": f"the folder {gone} does not exist",
+        f"{there}.idx/a": f"the folder {there}.idx cannot be read",
         f"{there}.bin": f"leave the suffix out: {there}",
         f"1 {there} x {there}": "'x' stands where a weight is expected",
         f"1 {there} -2 {there}": "weights must be finite and >= 0",
@@ -721,10 +723,6 @@ def test_a_pipeline_table_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyP
             "ends with 8, not with --global-batch-size 16; leave --global-batch-size out",
         ),
         ("--step-batch-size-schedule 0:4,64:99999998", "has a batch above 16777216 samples"),
-        (
-            "--step-batch-size-schedule 0:4,1e400B:8",
-            "'1e400B:8': so many tokens cannot be counted in 64 bits",
-        ),
         ("--global-batch-size 16 --rampup-batch-size 4 4 1e300", "does not fit into 64 bits"),
         (
             "--global-batch-size 16 --rampup-batch-size 4 4 24 --step-batch-size-schedule 0:8",

@@ -313,7 +313,8 @@ def test_a_file_that_is_read_again_is_told(tmp_path: Path, monkeypatch: pytest.M
     )
     assert command("merge_datasets", "--input", "a", "whole", "--output-prefix", "b").stderr == ""
     done = command("merge_datasets", "--input", ".", "--output-prefix", "all")  # the next would read it again
-    assert (done.returncode, "all: lies in the folder ., all of which is read" in done.stderr) == (1, True)
+    assert done.returncode == 1
+    assert "folder ., all of which is read; give another, or the prefixes in it" in done.stderr
 
 
 def test_a_description_does_not_outlive_its_dataset(tmp_path: Path) -> None:
@@ -354,13 +355,8 @@ def test_an_index_never_stands_beside_tokens_of_another_run(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--seq-length", "0"], "--seq-length: 0: expected a whole number from 1 to 2147483647"),
-        (["--train-samples", "-5"], "--train-samples: -5: expected a whole number from 0 to"),
-        (["--iteration", f"1{'0' * 5000}"], "0...: expected a whole number from 1 to 9223372036854775807"),
         (["--split", "1e308,1e308,1e308"], "1e308: shares must be finite, also their sum"),
         (["--dump", "/nowhere/x.npz"], "/nowhere/x.npz.partial: cannot be written: No such file"),
-        (["--dump", ""], '--dump: "": expected a path; is a variable of the shell not set?'),
-        (["--dump", "."], ".: is no file that could be replaced; give another name"),
     ],
 )
 def test_inspect_data_says_what_is_wrong(tmp_path: Path, flags: Sequence[str], message: str) -> None:
@@ -404,19 +400,20 @@ def test_an_empty_path_is_not_the_working_folder(
     assert sorted(os.listdir()) == before
 
 
-def test_a_number_beyond_64_bits_is_told_for_each_flag(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_number_beyond_its_range_is_told_for_each_flag(capsys: pytest.CaptureFixture[str]) -> None:
     from tools.inspect_data import arguments
 
     flags = ["seq-length", "seed", "train-samples", "valid-samples", "test-samples", "iteration", "document"]
     flags += ["global-batch-size", "micro-batch-size", "data-parallel-size"]
-    for given in ("9223372036854775808", "1e3", "nan"):
+    for given in ("-1", "9223372036854775808", "1e3", "nan", "9" * 5000):
+        shown = given if len(given) < 40 else f"{given[:37]}..."
         for flag in flags:
             with pytest.raises(SystemExit):
                 arguments(["prefix", f"--{flag}", given])
-            assert f"--{flag}: {given}: expected a whole number from " in capsys.readouterr().err
+            assert f"--{flag}: {shown}: expected a whole number from " in capsys.readouterr().err
         with pytest.raises(SystemExit):
             arguments(["prefix", "--rampup-batch-size", "1", "1", given])
-        assert f"{given}: expected a whole number from 1" in capsys.readouterr().err
+        assert f"{shown}: expected a whole number from 1" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

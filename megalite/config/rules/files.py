@@ -68,7 +68,8 @@ def _prefix_advice(prefix: str) -> str:
         return f"leave the suffix out: {bare}"
     folder = Path(prefix).parent
     if not os.access(folder, os.R_OK | os.X_OK):
-        return f"the folder {folder} does not exist, or cannot be read"
+        gone = why_unseen(folder) is None and not folder.exists()
+        return f"the folder {folder} {'does not exist' if gone else 'cannot be read'}"
     there = sorted(path.with_suffix("").name for path in folder.glob("*.idx"))[:3]
     return f"in {folder} there is {', '.join(there)}" if there else f"{folder} holds no .idx file"
 
