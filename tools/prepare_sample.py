@@ -24,15 +24,19 @@ SAMPLE = Path(__file__).resolve().parent.parent / "examples" / "data" / "sample.
 
 
 def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    from megalite.data.settings import path_given
+
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
     what = parser.add_mutually_exclusive_group(required=True)
-    what.add_argument("--output", type=Path, help="Folder to fill.")
-    what.add_argument("--entropy", metavar="PREFIX", help="Dataset whose unigram entropy is printed.")
+    what.add_argument("--output", type=path_given, help="Folder to fill.")
+    what.add_argument(
+        "--entropy", type=path_given, metavar="PREFIX", help="Dataset whose unigram entropy is printed."
+    )
     parser.add_argument(
         "--input",
-        type=Path,
+        type=path_given,
         default=SAMPLE,
         help="JSON lines with a text each, also as .gz or .zst (default: the sample corpus).",
     )
@@ -50,7 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if args.entropy is not None:
             print(f"{unigram_entropy(open_dataset(args.entropy)):.4f}")
             return 0
-        made = prepare_sample(args.input, args.output, args.vocab_size)
+        made = prepare_sample(Path(args.input), Path(args.output), args.vocab_size)
     except (DataError, OSError, MemoryError) as error:
         print(f"prepare_sample: error: {str(error) or 'out of memory'}", file=sys.stderr)
         return 1

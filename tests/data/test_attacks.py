@@ -370,7 +370,7 @@ def test_inspect_data_says_what_is_wrong(tmp_path: Path, flags: Sequence[str], m
 def test_an_empty_path_is_not_the_working_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from tools import inspect_data, merge_datasets, preprocess_data
+    from tools import inspect_data, merge_datasets, prepare_sample, preprocess_data
 
     monkeypatch.chdir(tmp_path)
     write_dataset(Path("a"), [3])
@@ -389,6 +389,8 @@ def test_an_empty_path_is_not_the_working_folder(
         (merge_datasets.main, merge_flags),
         (preprocess_data.main, work),
         (inspect_data.main, runs),
+        (prepare_sample.main, {"--output": "b", "--input": "a.bin"}),
+        (prepare_sample.main, {"--entropy": "a"}),
     ):
         for empty in flags:
             with pytest.raises(SystemExit):

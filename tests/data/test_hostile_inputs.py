@@ -497,7 +497,7 @@ def test_prepare_sample_says_what_it_cannot_do(tmp_path: Path) -> None:
         (["--output", str(tmp_path / "file")], "File exists"),
         (["--output", str(tmp_path / "file" / "below")], "Not a directory"),
         (["--output", str(tmp_path / "sample"), "--vocab-size", "1000000000000"], "at most 10000000"),
-        (["--entropy", ""], "must end in its name"),
+        (["--entropy", f"{tmp_path}/"], "must end in its name"),
     ):
         done = subprocess.run(
             [sys.executable, str(tool), *flags], capture_output=True, text=True, check=False, timeout=60
