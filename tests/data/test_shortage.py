@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import contextlib
-import ctypes
 import json
 import os
 import re
@@ -29,6 +28,7 @@ from megalite.data.shortage import Room
 from megalite.data.tokenizer import base
 from megalite.data.tokenizer.byte_level import ByteLevelTokenizer
 from tests.data.corpora import write_dataset
+from tests.data.unprivileged import LINUX, drop
 
 if TYPE_CHECKING:
     from megalite.data.build import Dataset
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
 Finished: TypeAlias = "subprocess.CompletedProcess[str]"
 TOOLS = Path(__file__).parents[2] / "tools"
 NO_THREAD = "error: can't start new thread: too many run already for the limit of the user or the container"
-DROP_FROM_BOUNDING_SET = 24  # PR_CAPBSET_DROP
 CAPABILITIES = (21, 24)  # CAP_SYS_ADMIN and CAP_SYS_RESOURCE: whoever has one is not bound by the limit
 BYTES = ["--tokenizer-type", "ByteLevelTokenizer"]
 NOBODY = 61234  # a user that runs nothing else
@@ -47,10 +46,7 @@ def few_threads(count: int) -> None:
     limit, so it becomes another user, but for its rights to files.
     """
     if os.getuid() == 0:
-        libc = ctypes.CDLL(None)
-        for capability in CAPABILITIES:
-            if libc.prctl(DROP_FROM_BOUNDING_SET, capability, 0, 0, 0):
-                raise OSError("this root may not give up its rights: run the tests as another user")
+        drop(*CAPABILITIES)
         os.setresuid(NOBODY, 0, 0)
     resource.setrlimit(resource.RLIMIT_NPROC, (count, count))
 
@@ -92,6 +88,7 @@ def corpus(path: Path, *texts: str) -> Path:
     return path
 
 
+@LINUX
 def test_no_thread_for_preprocessing(tmp_path: Path) -> None:
     work = ["--input", corpus(tmp_path / "in.jsonl", "a", "b"), "--output-prefix", tmp_path / "out", *BYTES]
     assert NO_THREAD in one_line(command(lambda: few_threads(1), "preprocess_data", *work))
@@ -100,6 +97,7 @@ def test_no_thread_for_preprocessing(tmp_path: Path) -> None:
     assert open_dataset(f"{tmp_path}/out_text_document").documents == 2
 
 
+@LINUX
 def test_no_thread_for_the_bar_of_a_terminal(tmp_path: Path) -> None:
     work = ["--input", corpus(tmp_path / "in.jsonl", "a"), "--output-prefix", tmp_path / "out", *BYTES]
     shown, terminal = os.openpty()
@@ -137,6 +135,7 @@ def test_no_thread_for_reading_ahead() -> None:
         ThreadReader(cast("Dataset", None), Steps([]), None)
 
 
+@LINUX
 @pytest.mark.parametrize("name", ["sentencepiece", "tiktoken"])
 def test_libraries_that_start_no_threads(tmp_path: Path, name: str) -> None:
     """What those could not have would end the process."""
@@ -150,6 +149,7 @@ def test_libraries_that_start_no_threads(tmp_path: Path, name: str) -> None:
     assert (found.stdout, found.stderr) == ("50\n", "")
 
 
+@LINUX
 @pytest.mark.parametrize("name", ["tokenizers", "sentencepiece"])
 def test_a_text_for_which_there_is_no_memory(tmp_path: Path, name: str) -> None:
     settings = make(tmp_path, name)
@@ -165,6 +165,7 @@ def test_a_text_for_which_there_is_no_memory(tmp_path: Path, name: str) -> None:
     assert not [*tmp_path.glob("out*.bin"), *tmp_path.glob("out.skipped.jsonl")]
 
 
+@LINUX
 def test_a_line_that_there_is_no_memory_to_parse(tmp_path: Path) -> None:
     """It is no malformed one, which --on-error skip would leave out."""
     work = ["--input", corpus(tmp_path / "in.jsonl", "x" * (48 << 20)), "--output-prefix", tmp_path / "out"]
