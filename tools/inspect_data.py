@@ -100,7 +100,7 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
         type=path_given,
         metavar="FOLDER",
         help="Checkpoints of a run: show what it drew until the newest of them, and draws when it is resumed "
-        "with these flags.",
+        "with these flags. Of a run that changed its batch size, give --iteration the size of then.",
     )
     add_tokenizer_flags(parser.add_argument_group("tokenizer"))
     args = parser.parse_args(argv)
@@ -218,6 +218,11 @@ def show_run(args: argparse.Namespace) -> None:
         history = None if order is None else RunHistory(builder, order)
         show_step(args, history or sources.get("train"))
     if args.dump is not None:
+        if order is not None and (changed := order.before.begins_at()):
+            raise DataError(
+                f"--dump: this run has its present order only from sample {changed:,} on; --iteration shows "
+                "its steps, and --dump without --load what a new run draws first"
+            )
         dump_run(args, sources)
 
 
@@ -239,14 +244,12 @@ def saved_order(folder: str) -> OrderRecord:
 
 def show_step(args: argparse.Namespace, source: Pieces | None) -> None:
     from megalite.data.errors import DataError
+    from megalite.training.run_steps import START, marks_around, samples_of_step
 
     if source is None:
         raise DataError("--iteration: the training split is empty")
-    try:
-        samples = schedule_of(args).samples_of(args.iteration, len(source))
-    except ValueError as error:
-        raise DataError(f"--iteration {args.iteration}: {error}") from None
-    for sample in samples:
+    before, after = (START, None) if args.load is None else marks_around(args.load, args.iteration)
+    for sample in samples_of_step(schedule_of(args), args.iteration, len(source), before, after):
         print(f"sample {sample}")
         for piece in source.pieces(sample):
             print(

@@ -2,7 +2,7 @@
 
 from megalite.checkpoint.block import Block
 from megalite.checkpoint.errors import CheckpointCorruptError, CheckpointError, CheckpointNotFoundError
-from megalite.checkpoint.load import latest_iteration, load, read_state
+from megalite.checkpoint.load import complete_iterations, latest_iteration, load, read_state
 from megalite.checkpoint.parameters import parameter_blocks
 from megalite.checkpoint.save import save
 
@@ -11,6 +11,7 @@ __all__ = [
     "CheckpointCorruptError",
     "CheckpointError",
     "CheckpointNotFoundError",
+    "complete_iterations",
     "latest_iteration",
     "load",
     "parameter_blocks",

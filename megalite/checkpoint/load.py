@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -80,8 +80,13 @@ def load(
 
 def latest_iteration(directory: str | os.PathLike[str]) -> int | None:
     """The iteration that `load` would try first among the complete ones; None if there is none."""
+    return next(complete_iterations(directory), None)
+
+
+def complete_iterations(directory: str | os.PathLike[str]) -> Iterator[int]:
+    """Those of the complete checkpoints that belong to the run, the newest first."""
     root = Path(directory)
-    return next((n for n in _newest_first(root) if _is_complete(folder_of(root, n))), None)
+    return (n for n in _newest_first(root) if _is_complete(folder_of(root, n)))
 
 
 def read_state(directory: str | os.PathLike[str], iteration: int) -> dict[str, Any]:

@@ -49,13 +49,13 @@ class BatchSchedule:
         batches = self.batches(consumed_samples, samples)
         return sum(len(firsts) for firsts, _ in batches), batches[-1][0].stop if batches else consumed_samples
 
-    def samples_of(self, iteration: int, samples: int) -> range:
-        """What step `iteration`, counted from 1 as in the log, takes of `samples`.
+    def samples_of(self, iteration: int, samples: int, before: int = 0, consumed_samples: int = 0) -> range:
+        """What step `iteration`, counted from 1 as in the log, takes of `samples`, if the `before` steps took
+        `consumed_samples`.
 
         Raises ValueError when they do not make so many steps.
         """
-        before = 0
-        for firsts, size in self.batches(0, samples):
+        for firsts, size in self.batches(consumed_samples, samples):
             if 1 <= iteration - before <= len(firsts):
                 first = firsts[iteration - before - 1]
                 return range(first, first + size)

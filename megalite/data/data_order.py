@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from megalite.config.blend import Blend
 from megalite.data.blended_dataset import BlendedDataset
@@ -41,12 +41,11 @@ class DataOrder:
         last = self.before.stretches[-1]
         if isinstance(self.source, ContinuedBlend):
             last = self.source.stretch
-        return OrderRecord(
-            self.before.key,
-            self.before.samples,
-            consumed_samples,
-            (*self.before.stretches[:-1], last),
-            furthest(self.before.read, now),
+        return replace(
+            self.before,
+            consumed_samples=consumed_samples,
+            stretches=(*self.before.stretches[:-1], last),
+            read=furthest(self.before.read, now),
         )
 
 
@@ -60,30 +59,45 @@ def order_samples(
 ) -> DataOrder:
     """At least `samples` samples: Megatron-LM's order, or what follows on `saved`.
 
-    Where sequence length, seed or split are others than the saved ones, no place can be taken over and the
+    Where sequence length, seed or share are others than the saved ones, no place can be taken over and the
     order is that of a new run. Raises DataError.
     """
     key = OrderKey(builder.seq_length, builder.seed, share)
-    if saved is None or saved.key != key:
+    if saved is None:
         return _from_the_beginning(builder, key, name, blend, samples)
+    if (changes := saved.key.changes(key)) and saved.consumed_samples:
+        told = (
+            f"warning: {', '.join(changes)}: that makes another order, of which the run goes on at sample "
+            f"{saved.consumed_samples:,}; samples may repeat or be left out"
+        )
+        return _from_the_beginning(builder, key, name, blend, samples, saved, (told,))
+    if changes:
+        return _from_the_beginning(builder, key, name, blend, samples)
+    share = saved.key.share
     last = saved.stretches[-1]
     if _is_still(builder, share, last, blend):
         if len(saved.stretches) == 1 and _is_one_round(builder, share, last, samples):
-            return _from_the_beginning(builder, key, name, blend, samples)
+            return _from_the_beginning(builder, saved.key, name, blend, samples, saved.earlier)
         return _go_on(builder, name, saved, last, saved.stretches[:-1], samples, ())
     stretch, lines = _next_stretch(builder, name, share, blend, saved)
     return _go_on(builder, name, saved, stretch, saved.stretches, samples, lines)
 
 
 def _from_the_beginning(
-    builder: SourceBuilder, key: OrderKey, name: str, blend: Blend, samples: int
+    builder: SourceBuilder,
+    key: OrderKey,
+    name: str,
+    blend: Blend,
+    samples: int,
+    earlier: OrderRecord | None = None,
+    lines: tuple[str, ...] = (),
 ) -> DataOrder:
     source = builder.build(name, blend, key.share, samples)
     places = tuple(source.places(0))
     by_size = blend.weights is None and isinstance(source, BlendedDataset)
     left = tuple(len(dataset) for dataset in source.datasets) if isinstance(source, BlendedDataset) else None
     stretch = Stretch(0, blend.weights, left if by_size else None, places)
-    return DataOrder(source, OrderRecord(key, samples, 0, (stretch,), ()))
+    return DataOrder(source, OrderRecord(key, samples, 0, (stretch,), (), earlier), lines)
 
 
 def _is_still(builder: SourceBuilder, share: Share, last: Stretch, blend: Blend) -> bool:
@@ -147,30 +161,46 @@ def _go_on(
     lines: tuple[str, ...],
 ) -> DataOrder:
     source = builder.go_on(stretch, saved.key.share, samples)
-    before = OrderRecord(saved.key, samples, saved.consumed_samples, (*earlier, source.stretch), saved.read)
+    before = replace(saved, samples=samples, stretches=(*earlier, source.stretch))
     return DataOrder(source, before, lines)
 
 
 class RunHistory:
-    """Where each sample of a run came from or will come from, over all its stretches."""
+    """Where each sample of a run came from or will come from, over all its orders and stretches."""
 
     def __init__(self, builder: SourceBuilder, order: DataOrder) -> None:
         self._builder = builder
         self._order = order
-        self._earlier: dict[int, ContinuedBlend] = {}
+        self._earlier: dict[tuple[OrderKey, Stretch, int], ContinuedBlend] = {}
 
     def __len__(self) -> int:
         return len(self._order.source)
 
     def pieces(self, sample: int) -> list[Piece]:
-        """Where the tokens of `sample` of the run come from."""
-        stretches = self._order.before.stretches
-        number = max(n for n, stretch in enumerate(stretches) if stretch.first_sample <= sample)
-        if number == len(stretches) - 1:
+        """Where the tokens of `sample` of the run come from. Raises DataError where other documents are there
+        now than those it was drawn from.
+        """
+        record, until = self._order.before, len(self)
+        while record.earlier is not None and sample < record.earlier.consumed_samples:
+            record, until = record.earlier, record.earlier.consumed_samples
+        number = max(n for n, stretch in enumerate(record.stretches) if stretch.first_sample <= sample)
+        stretch, later = record.stretches[number], record.stretches[number + 1 :]
+        if record is self._order.before and not later:
             return self._order.source.pieces(sample)
-        if number not in self._earlier:
-            until = stretches[number + 1].first_sample
-            self._earlier[number] = self._builder.go_on(
-                stretches[number], self._order.before.key.share, until
-            )
-        return self._earlier[number].pieces(sample)
+        part = record.key, stretch, later[0].first_sample if later else until
+        if part not in self._earlier:
+            self._earlier[part] = self._draw(*part)
+        return self._earlier[part].pieces(sample)
+
+    def _draw(self, key: OrderKey, stretch: Stretch, until: int) -> ContinuedBlend:
+        """`stretch` as it was drawn, up to sample `until`."""
+        builder = self._builder
+        if (key.seq_length, key.seed) != (builder.seq_length, builder.seed):
+            builder = SourceBuilder(key.seq_length, key.seed, builder.cache)
+        for place in stretch.datasets:
+            if builder.identity(place.prefix, key.share) != place.identity:
+                raise DataError(
+                    f"{place.prefix}: holds other documents than those from which samples "
+                    f"{stretch.first_sample:,} to {until - 1:,} were drawn"
+                )
+        return builder.go_on(stretch, key.share, until)

@@ -15,6 +15,7 @@ stretches can be shown as they were.
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -69,6 +70,19 @@ class OrderKey:
     seed: int
     share: Share
 
+    def changes(self, now: OrderKey) -> list[str]:
+        """What is another one in `now`, in words. Shares that only rounding tells apart, as those of splits
+        `969,30,1` and `0.969,0.03,0.001`, are the same.
+        """
+        pairs = zip(self.share, now.share, strict=True)
+        same_share = all(math.isclose(a, b, rel_tol=0, abs_tol=1e-12) for a, b in pairs)
+        values = [
+            ("sequence length", str(self.seq_length), str(now.seq_length), self.seq_length == now.seq_length),
+            ("seed", str(self.seed), str(now.seed), self.seed == now.seed),
+            ("training's share of the documents", _span(self.share), _span(now.share), same_share),
+        ]
+        return [f"{name} was {before} and is {after} now" for name, before, after, same in values if not same]
+
 
 @dataclass(frozen=True)
 class OrderRecord:
@@ -81,6 +95,13 @@ class OrderRecord:
     stretches: tuple[Stretch, ...]
     read: tuple[DatasetPlace, ...]
     """Where every dataset is that the run has ever read."""
+    earlier: OrderRecord | None = None
+    """Of the samples before its `consumed_samples`, if those were drawn with another key."""
+
+    def begins_at(self) -> int:
+        """The first sample that was or will be drawn from the last stretch."""
+        earlier = 0 if self.earlier is None else self.earlier.consumed_samples
+        return max(earlier, self.stretches[-1].first_sample)
 
     def to_json(self) -> dict[str, Any]:
         """As values that JSON has."""
@@ -97,7 +118,12 @@ class OrderRecord:
             content["consumed_samples"],
             tuple(_stretch(each) for each in content["stretches"]),
             tuple(_place(each) for each in content["read"]),
+            OrderRecord.from_json(earlier) if (earlier := content.get("earlier")) is not None else None,
         )
+
+
+def _span(share: Share) -> str:
+    return f"{share[0]:.12g} to {share[1]:.12g}"
 
 
 def _stretch(content: Mapping[str, Any]) -> Stretch:

@@ -9,10 +9,6 @@ from megalite.checkpoint import CheckpointError, latest_iteration, read_state
 from megalite.config import Config, to_dict
 from megalite.config.settings import SETTINGS
 
-# Settings that decide which samples come next: another value at a resume means other data than an
-# uninterrupted run's. The order of a corpus also depends on how many samples the whole run wants.
-_DECIDES_SAMPLES = ("seed", "seq_length", "mock_data")
-_OF_A_CORPUS = ("data_path", "train_data_path", "data_args_path", "samples_of_the_run")
 # Settings that decide which tensors a checkpoint has and of what shape.
 _DECIDES_TENSORS = (
     "num_layers",
@@ -76,31 +72,16 @@ def _changes(names: Sequence[str], saved: Mapping[str, Any], now: Mapping[str, A
     ]
 
 
-def sample_warnings(saved: dict[str, Any], config: Config, goes_on: bool) -> list[str]:
-    """A warning for each setting by which the samples to come differ from those of the saved run.
+def sample_warnings(saved: Mapping[str, Any], config: Config) -> list[str]:
+    """A warning for each setting by which made-up samples to come differ from those of the saved run.
 
-    `goes_on`: the checkpoint keeps its order, so that another blend or length goes on where each dataset is,
-    unless something else has made another order.
+    Those of datasets are compared where their order is known, in `megalite.data.data_order`.
     """
-    before, now = _with_length(saved), _with_length(as_saved(config))
-    mocked = before["mock_data"] and now["mock_data"]
-    decisive = _DECIDES_SAMPLES if mocked else (*_DECIDES_SAMPLES, "split")
-    names = (
-        decisive if mocked or (goes_on and not _differ(before, now, decisive)) else (*decisive, *_OF_A_CORPUS)
-    )
+    now = as_saved(config)
+    mocked = saved["mock_data"] and now["mock_data"]
     return [
-        f"warning: {name} was {before[name]} when the checkpoint was saved and is {now[name]} now: "
+        f"warning: {name} was {saved[name]} when the checkpoint was saved and is {now[name]} now: "
         "the samples still to come are not those that the saved run would have drawn"
-        for name in names
-        if before[name] != now[name]
+        for name in (("seed", "seq_length") if mocked else ("mock_data",))
+        if saved[name] != now[name]
     ]
-
-
-def _differ(before: dict[str, Any], now: dict[str, Any], names: Sequence[str]) -> bool:
-    return any(before[name] != now[name] for name in names)
-
-
-def _with_length(settings: dict[str, Any]) -> dict[str, Any]:
-    """`settings` and, in samples, how long a run they describe."""
-    by_iterations = (settings["train_iters"] or 0) * settings["global_batch_size"]
-    return {**settings, "samples_of_the_run": settings["train_samples"] or by_iterations}

@@ -126,6 +126,5 @@ def load_progress(trainer: Trainer) -> Resumed:
     lines = [f"loaded checkpoint of iteration {progress.iteration} from {directory}"]
     drawn = state.get("samples_by_dataset")
     if not config.batch.skip_train:
-        goes_on = state.get("data_order") is not None
-        lines += [*drawn_lines(drawn or {}), *sample_warnings(state["config"], config, goes_on)]
+        lines += [*drawn_lines(drawn or {}), *sample_warnings(state["config"], config)]
     return Resumed(progress, lines, drawn, state.get("data_order"))

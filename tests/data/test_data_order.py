@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -26,10 +27,11 @@ CPU = torch.device("cpu")
 class Run:
     """Draws samples part by part, as a run that is stopped, and resumed from its checkpoint."""
 
-    def __init__(self, folder: Path, split: str = "1,0,0", seed: int = 5) -> None:
+    def __init__(self, folder: Path, split: str = "1,0,0", seed: int = 5, seq: int = SEQ) -> None:
         self.cache = folder / "cache"
         self.split = split
         self.seed = seed
+        self.seq = seq
         self.saved: OrderRecord | None = None
         self.consumed = 0
         self.tokens: list[np.ndarray] = []
@@ -38,7 +40,7 @@ class Run:
 
     def open(self, samples: int, *blend: str) -> tuple[Dataset, DataOrder]:
         config = data_config(self.cache, *blend, split=self.split)
-        dataset = build_datasets(config, WORDS, SEQ, self.seed, (samples, 0, 0), self.saved).train
+        dataset = build_datasets(config, WORDS, self.seq, self.seed, (samples, 0, 0), self.saved).train
         assert dataset is not None
         assert dataset.order is not None
         return dataset, dataset.order
@@ -216,17 +218,78 @@ def test_other_data_under_a_name_begins_anew_and_moved_data_does_not(tmp_path: P
     assert run.lines[1] == f"{other} is new"
 
 
-def test_another_seed_split_or_sequence_is_the_order_of_a_new_run(tmp_path: Path) -> None:
+CHANGES: list[tuple[dict[str, Any], str]] = [
+    ({"seed": 6}, "seed was 5 and is 6 now"),
+    ({"split": "9,1,0"}, "training's share of the documents was 0 to 1 and is 0 to 0.9 now"),
+    ({"seq": 4, "seed": 6}, "sequence length was 8 and is 4 now, seed was 5 and is 6 now"),
+]
+
+
+@pytest.mark.parametrize(("change", "told"), CHANGES)
+def test_another_seed_share_or_sequence_is_the_order_of_a_new_run_and_told(
+    tmp_path: Path, change: dict[str, Any], told: str
+) -> None:
     a, _ = pair(tmp_path)
-    for change in ({"seed": 6}, {"split": "9,1,0"}):
-        run = Run(tmp_path)
-        run.draw(20, 40, "1", a)
-        other = Run(tmp_path, **change)
-        other.saved, other.consumed = run.saved, 20
-        other.draw(20, 40, "1", a)
-        fresh = Run(tmp_path, **change)
-        fresh.draw(40, 40, "1", a)
-        assert all(np.array_equal(x, y) for x, y in zip(fresh.tokens[20:], other.tokens, strict=True))
+    run = Run(tmp_path)
+    run.draw(20, 40, "1", a)
+    assert run.lines == ()
+    other = Run(tmp_path, **change)
+    other.saved, other.consumed = run.saved, 20
+    other.draw(10, 40, "1", a)
+    assert other.lines == (
+        f"warning: {told}: that makes another order, of which the run goes on at sample 20; samples may "
+        "repeat or be left out",
+    )
+    other.draw(10, 40, "1", a)
+    assert other.lines == ()
+    fresh = Run(tmp_path, **change)
+    fresh.draw(40, 40, "1", a)
+    assert all(np.array_equal(x, y) for x, y in zip(fresh.tokens[20:], other.tokens, strict=True))
+
+
+def test_another_spelling_of_the_share_changes_nothing(tmp_path: Path) -> None:
+    """The second rounds to another number than the first; the last leaves more for the other splits."""
+    a, b = pair(tmp_path)
+    run = Run(tmp_path, split="7,2,1")
+    run.draw(20, 120, "3", a, "1", b)
+    for split in (".7,.2,.1", " 7, 2, 1", "7,3"):
+        run.split = split
+        run.draw(10, 120, "1", a, "1", b)
+        assert not any("warning" in line for line in run.lines)
+    tokens = run.of(0, 1000)
+    assert len(set(tokens)) == len(tokens) == 30 * SEQ
+
+
+@pytest.mark.parametrize(("change", "_told"), CHANGES)
+def test_the_history_goes_back_behind_another_order(
+    tmp_path: Path, change: dict[str, Any], _told: str
+) -> None:
+    a, b = pair(tmp_path)
+    run = Run(tmp_path)
+    run.draw(20, 60, a, b)
+    run.draw(20, 60, "1", a, "9", b)
+    for name, value in change.items():
+        setattr(run, name, value)
+    for part in ((10, 60, a), (0, 60, a), (10, 70, b)):
+        run.draw(*part)
+    run.split, run.seed, run.seq = "1,0,0", 5, SEQ
+    run.draw(10, 80, b)
+    _, order = run.open(80, b)
+    history = RunHistory(SourceBuilder(run.seq, run.seed, run.cache), order)
+    assert [history.pieces(sample) for sample in range(70)] == run.pieces
+
+
+def test_the_history_does_not_show_other_documents_than_were_drawn(tmp_path: Path) -> None:
+    a, b = pair(tmp_path)
+    run = Run(tmp_path)
+    run.draw(20, 40, a)
+    run.draw(10, 40, b)
+    numbered_dataset(tmp_path / "a", 40, 20, first=3000)
+    _, order = run.open(40, b)
+    history = RunHistory(SourceBuilder(SEQ, run.seed, run.cache), order)
+    assert history.pieces(25) == run.pieces[25]
+    with pytest.raises(DataError, match=r"a: holds other documents than those .* samples 0 to 19 were drawn"):
+        history.pieces(3)
 
 
 def test_the_history_shows_every_sample_as_it_was_drawn(tmp_path: Path) -> None:

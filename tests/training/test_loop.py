@@ -216,9 +216,61 @@ def test_samples_are_counted_by_dataset_over_all_parts_of_a_run(
         False,
     ]
     train(f"{flags} --train-iters 12 --seed 7 --data-path {a}", mock=False)
-    out = capsys.readouterr().out
-    assert "warning: seed was" in out
-    assert "warning: data_path was" in out
+    assert "warning: seed was 1234 and is 7 now: that makes another order" in capsys.readouterr().out
+
+
+def test_a_validation_set_that_comes_later_is_told_where_it_makes_another_order(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    a, b = (write_dataset(tmp_path / name, [50] * 20, vocab_size=31) for name in "ab")
+    both = f"--train-iters 4 --train-data-path {a} --valid-data-path {b} --load"
+    warning = "share of the documents was 0 to 0.969 and is 0 to 1 now"
+    for split, told in (("1,0,0", False), ("969,30,1", True)):
+        folder = str(tmp_path / split[0])
+        train(
+            "--train-iters 4 --exit-interval 2 --data-path", a, f"--split {split} --save", folder, mock=False
+        )
+        train(both, folder, mock=False)
+        out = capsys.readouterr().out
+        assert (warning in out, "warning: " in out) == (told, told)
+
+
+def test_the_steps_of_a_run_are_shown_as_it_took_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Over another batch size and another seed."""
+    a, folder = write_dataset(tmp_path / "a", [50] * 20, vocab_size=31), str(tmp_path / "checkpoints")
+    flags = f"--save {folder} --load {folder} --split 1,0,0 --data-path {a} --train-samples 64"
+    train(flags, "--exit-interval 4", batch=4, mock=False)
+    train(flags, "--exit-interval 6", batch=8, mock=False)
+    train(flags, "--exit-interval 8 --seed 7", batch=8, mock=False)
+    run = f"--load {folder} --split 1,0,0 --data-path {a} --train-samples 64 --seq-length 8"
+
+    def shown(iteration: int, batch: int, more: str = "") -> str:
+        capsys.readouterr()
+        code = inspect_data([*f"{run} {more} --iteration {iteration} --global-batch-size {batch}".split()])
+        output = capsys.readouterr()
+        return output.out[output.out.index("sample ") :] if code == 0 else output.err
+
+    def drawn(seed: int, *samples: int) -> str:
+        new = run.replace(f"--load {folder}", f"--seed {seed}")
+        parts = []
+        for sample in samples:
+            capsys.readouterr()
+            assert inspect_data([*f"{new} --iteration {sample + 1} --global-batch-size 1".split()]) == 0
+            out = capsys.readouterr().out
+            parts.append(out[out.index("sample ") :])
+        return "".join(parts)
+
+    assert shown(3, 4, "--seed 7") == drawn(1234, 8, 9, 10, 11)
+    assert shown(6, 8, "--seed 7") == drawn(1234, *range(24, 32))
+    for iteration in (7, 9):  # before and behind the newest checkpoint
+        assert shown(iteration, 8, "--seed 7") == drawn(7, *range(8 * iteration - 24, 8 * iteration - 16))
+    for iteration, batch in ((3, 8), (6, 4)):
+        assert f"--iteration {iteration}: by the checkpoints, steps " in shown(iteration, batch, "--seed 7")
+    assert "was saved with --global-batch-size 8. " in shown(6, 4)
+    assert inspect_data([*f"{run} --seed 7 --dump {tmp_path}/out.npz".split()]) == 1
+    assert "--dump: this run has its present order only from sample 32 on" in capsys.readouterr().err
 
 
 def open_copies(folders: list[str]) -> str:
