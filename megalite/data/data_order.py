@@ -181,8 +181,8 @@ class RunHistory:
         now than those it was drawn from.
         """
         record, until = self._order.before, len(self)
-        while record.earlier is not None and sample < record.earlier.consumed_samples:
-            record, until = record.earlier, record.earlier.consumed_samples
+        while (earlier := record.earlier) is not None and sample < earlier.consumed_samples:
+            record, until = earlier, earlier.consumed_samples
         number = max(n for n, stretch in enumerate(record.stretches) if stretch.first_sample <= sample)
         stretch, later = record.stretches[number], record.stretches[number + 1 :]
         if record is self._order.before and not later:
