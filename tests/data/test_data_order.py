@@ -241,7 +241,7 @@ def test_another_seed_share_or_sequence_is_the_order_of_a_new_run_and_told(
         "repeat or be left out",
     )
     other.draw(10, 40, "1", a)
-    assert other.lines == ()
+    assert not other.lines
     fresh = Run(tmp_path, **change)
     fresh.draw(40, 40, "1", a)
     assert all(np.array_equal(x, y) for x, y in zip(fresh.tokens[20:], other.tokens, strict=True))
