@@ -6,7 +6,7 @@
     python tools/inspect_data.py data/corpus_text_document --document 0 17 --tokenizer-model tokenizer.json
     python tools/inspect_data.py --data-path data/corpus_text_document --split 969,30,1 --seq-length 4096 \\
         --train-samples 100000 --dump samples.npz
-    python tools/inspect_data.py --data-path ... --train-samples 100000 --iteration 1200 \\
+    python tools/inspect_data.py --data-path ... --train-samples 1000000 --iteration 1200 \\
         --global-batch-size 256
     python tools/inspect_data.py --data-path ... --load checkpoints --iteration 1200 --global-batch-size 256
     python tools/inspect_data.py --data-path ... --train-samples 100000 --build-cache

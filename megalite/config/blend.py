@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -21,8 +22,8 @@ def parse_blend(items: Sequence[str]) -> Blend:
     """Read `prefix ...` or `weight prefix weight prefix ...`.
 
     As in Megatron-LM: an odd number of items are prefixes; an even number are pairs when every first of two
-    is a number, and prefixes when none is. Raises ValueError for a mixture, and for weights that are
-    negative, not finite, or all zero.
+    is a number, and prefixes when none is. Raises ValueError for a mixture, for weights that are negative,
+    not finite, or all zero, and for those that are the names of datasets too, as `2021`.
     """
     firsts = [_number(item) for item in items[0::2]]
     if len(items) % 2 or all(number is None for number in firsts):
@@ -31,6 +32,12 @@ def parse_blend(items: Sequence[str]) -> Blend:
     if len(weights) != len(firsts):
         odd = items[2 * firsts.index(None)]
         raise ValueError(f"{odd!r} stands where a weight is expected")
+    for item in dict.fromkeys(items[0::2]):
+        if os.path.isfile(f"{item}.idx"):
+            raise ValueError(
+                f"{item} would be a weight, but {item}.idx is there: write ./{item} for the dataset, "
+                f"+{item} for the weight"
+            )
     if any(not math.isfinite(weight) or weight < 0 for weight in weights):
         raise ValueError(f"weights must be finite and >= 0, not {' '.join(items[0::2])}")
     if not math.isfinite(sum(weights)):

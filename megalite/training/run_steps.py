@@ -44,7 +44,7 @@ def marks_around(folder: str, iteration: int) -> tuple[Mark, Mark | None]:
 def _batch_flags(config: Mapping[str, Any]) -> str:
     flags = []
     for name in BATCH_SIZES:
-        if value := config[name]:
+        if value := config.get(name):
             words = " ".join(map(str, value)) if isinstance(value, list) else value
             flags.append(f"--{name.replace('_', '-')} {words}")
     return " ".join(flags)

@@ -113,6 +113,21 @@ def test_mixed_list_of_weights_and_paths(tmp_path: Path) -> None:
         build(data_config(tmp_path / "c", "1", prefix, prefix, prefix), (4, 0, 0))
 
 
+def test_datasets_whose_names_are_numbers_are_not_weights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    years = [write_dataset(Path(year), [50] * 20) for year in ("2021", "2022")]
+    with pytest.raises(DataError, match=r"2021 would be a weight, .* \./2021 for the dataset, \+2021 for"):
+        build(data_config(tmp_path / "c", *years), (10, 0, 0))
+    train, *_ = build(data_config(tmp_path / "c", *(f"./{year}" for year in years)), (10, 0, 0))
+    assert train is not None
+    assert train.samples.consumed(10) == {"./2021": 5, "./2022": 5}
+    train, *_ = build(data_config(tmp_path / "c", "+2021", "2022"), (10, 0, 0))
+    assert train is not None
+    assert train.samples.consumed(10) == {"2022": 10}
+
+
 def test_pieces_name_documents(tmp_path: Path) -> None:
     prefix = numbered_dataset(tmp_path / "d", documents=5, length=4)
     train, *_ = build(data_config(tmp_path / "c", "1", prefix, "1", prefix), (6, 0, 0), seq_length=6)
