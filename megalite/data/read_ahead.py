@@ -11,6 +11,7 @@ import multiprocessing
 import multiprocessing.connection
 import multiprocessing.process
 import multiprocessing.util
+import os
 import queue
 import signal
 import threading
@@ -33,6 +34,7 @@ from megalite.data.host_batches import HostBatches, pin_batches, read_batches, s
 from megalite.data.shortage import starting_threads
 
 STEPS_AHEAD = 2
+LOOK_SECONDS = 1.0  # after which one that waits asks whether anybody reads
 SHARED_MEMORY = Path("/dev/shm")
 STOP_SIGNALS = {signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2}
 
@@ -64,11 +66,12 @@ class Reader(Protocol):
 
 
 class ThreadReader:
-    """Reads in a thread of this process."""
+    """Reads in a thread of this process; any thread of it may ask."""
 
     def __init__(self, dataset: Dataset, steps: Steps, vocab_size: int | None) -> None:
         self._queue: queue.Queue[HostBatches | BaseException | None] = queue.Queue(STEPS_AHEAD)
         self._stop = threading.Event()
+        self._process = os.getpid()
         # The thread holds no reference to the reader, so that a forgotten one is collected and its thread
         # ends.
         self._thread = threading.Thread(
@@ -84,17 +87,28 @@ class ThreadReader:
             self._thread.start()
 
     def __next__(self) -> HostBatches:
-        item = self._queue.get()
-        if item is None:
-            raise StopIteration
-        if isinstance(item, BaseException):
-            raise item
-        return item
+        if os.getpid() != self._process:
+            raise RuntimeError("a loader is read in the process that made it: make one in each")
+        item = self._wait()
+        if isinstance(item, HostBatches):
+            return item
+        self._queue.put_nowait(item)  # the last there is, for every other thread that asks
+        raise StopIteration if item is None else item
+
+    def _wait(self) -> HostBatches | BaseException | None:
+        """The next of the queue. Raises RuntimeError when nothing will be put in any more."""
+        while True:
+            with contextlib.suppress(queue.Empty):
+                return self._queue.get(timeout=LOOK_SECONDS)
+            if not self._thread.is_alive() and self._queue.empty():
+                raise RuntimeError("the main thread has ended, and reading ahead with it: end it last")
 
     def close(self) -> None:
         """Stop reading ahead."""
         self._stop.set()
         self._thread.join()
+        with contextlib.suppress(queue.Full):
+            self._queue.put_nowait(None)  # a thread may wait
 
 
 def _read_all(

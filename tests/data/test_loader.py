@@ -294,6 +294,68 @@ def test_no_thread_is_left_behind() -> None:
     assert not thread.is_alive()
 
 
+def test_the_end_reaches_every_thread_that_asks() -> None:
+    with StepLoader(mock(20), 1, 1, 0, 1, 0, CPU) as loader, ThreadPoolExecutor(3) as pool:
+        read = [pool.submit(lambda: len(list(loader))) for _ in range(3)]
+        assert sum(each.result(timeout=60) for each in read) == 20
+
+
+def test_closing_ends_a_thread_that_waits() -> None:
+    entered, leave = threading.Event(), threading.Event()
+
+    class Waiting(MockDataset):
+        def read(self, samples: np.ndarray, out: np.ndarray) -> None:
+            entered.set()
+            leave.wait(60)
+            super().read(samples, out)
+
+    loader = StepLoader(Dataset(Waiting(9, 6, 0, 4), DocumentRules(0)), 1, 1, 0, 1, 0, CPU)
+    with ThreadPoolExecutor(2) as pool:
+        waiting = pool.submit(lambda: len(list(loader)))
+        assert entered.wait(60)
+        closing = pool.submit(loader.close)
+        leave.set()
+        closing.result(timeout=60)
+        assert waiting.result(timeout=60) <= 4
+
+
+READS_ELSEWHERE = """
+import os, threading, time, torch
+from tests.data.test_loader import *
+
+loader = StepLoader(mock(1000), 1, 1, 0, 1, 0, CPU)
+next(loader)
+
+def read_on(when):
+    try:
+        when()
+        len(list(loader))
+    except RuntimeError as error:
+        print(error, flush=True)
+
+if {fork}:
+    if (child := os.fork()) == 0:
+        read_on(lambda: None)
+        os._exit(0)
+    os.waitpid(child, 0)
+    loader.close()
+else:
+    threading.Thread(target=read_on, args=(threading.main_thread().join,)).start()
+"""
+
+
+@pytest.mark.parametrize(("fork", "message"), [(True, "make one in each"), (False, "end it last")])
+def test_a_loader_whose_thread_is_not_there_is_an_error(fork: bool, message: str) -> None:
+    found = subprocess.run(
+        [sys.executable, "-c", READS_ELSEWHERE.format(fork=fork)],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=120,
+    )
+    assert message in found.stdout
+
+
 READS_AT_THE_END = """
 import time, numpy as np, torch
 from megalite import _C
