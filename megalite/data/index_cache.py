@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import io
 import fcntl
 import hashlib
 import logging
@@ -145,20 +146,29 @@ def _open(entry: Path, specs: list[ArraySpec], *, check: bool) -> list[np.ndarra
     try:
         hashes = orjson.loads((entry / DESCRIPTION).read_bytes())["hashes"]
         for spec in specs:
-            path = entry / f"{spec.name}.npy"
+            path, header = entry / f"{spec.name}.npy", _header(spec)
             with path.open("rb") as file:
-                np.lib.format.read_magic(file)
-                shape, _, dtype = np.lib.format.read_array_header_1_0(file)
-                offset = file.tell()
-            if (dtype, shape) != (spec.dtype, spec.shape):
-                return None
-            array = _C.MappedFile(str(path)).array(dtype, shape, offset)
+                if file.read(len(header)) != header:
+                    return None
+            array = _C.MappedFile(str(path)).array(spec.dtype, spec.shape, len(header))
             if check and hashes[spec.name] != _C.content_hash(array):
                 return None
             arrays.append(array)
     except (OSError, ValueError, KeyError, TypeError):
         return None
     return arrays
+
+
+def _header(spec: ArraySpec) -> bytes:
+    """What its `.npy` begins with. It is compared, not read: NumPy reads it with Python's parser, which fails
+    now and then where several threads use it (CPython issue 106905).
+    """
+    header = io.BytesIO()
+    np.lib.format.write_array_header_1_0(
+        header,
+        {"descr": np.lib.format.dtype_to_descr(spec.dtype), "fortran_order": False, "shape": spec.shape},
+    )
+    return header.getvalue()
 
 
 def _write(

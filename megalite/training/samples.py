@@ -60,9 +60,7 @@ def _first(warnings: Sequence[str | None]) -> str | None:
     return warning if len(warnings) == 1 else f"rank {rank}, {len(warned)} of {len(warnings)}: {warning}"
 
 
-def _open_datasets(
-    config: Config, order: Mapping[str, Any] | None
-) -> tuple[Splits, list[DatasetPlace]]:
+def _open_datasets(config: Config, order: Mapping[str, Any] | None) -> tuple[Splits, list[DatasetPlace]]:
     """The splits, and the beginning of each dataset in them."""
     tokenizer = build_tokenizer(config.data, config.model.vocab_size)
     saved = None if order is None else OrderRecord.from_json(order)

@@ -141,6 +141,7 @@ def test_libraries_that_start_no_threads(tmp_path: Path, name: str) -> None:
     """What those could not have would end the process."""
     made = make(tmp_path, name)
     script = (
+        "import os; os.environ['OPENBLAS_NUM_THREADS'] = '1';"  # as the tools have it
         "from types import SimpleNamespace; from megalite.data.tokenizer import build_tokenizer;"
         f"tokenizer = build_tokenizer(SimpleNamespace(**{made!r}), 366);"
         "print(len(tokenizer.encode_flat(['the cat'] * 50)[1]))"

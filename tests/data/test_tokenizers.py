@@ -93,6 +93,15 @@ def test_what_is_unknown_does_not_end_a_document(tmp_path: Path) -> None:
         tokenizer.check_eod()
 
 
+def test_a_tokenizer_json_written_anew_is_the_same_tokenizer(trained: Path, tmp_path: Path) -> None:
+    content = json.loads((trained / "tokenizer.json").read_text(encoding="utf-8"))
+    first = make(tokenizer_model=str(trained)).identity
+    for name, changed in (("anew", content), ("other", {**content, "normalizer": {"type": "NFC"}})):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "tokenizer.json").write_text(json.dumps(dict(reversed(changed.items())), indent=3))
+        assert (make(tokenizer_model=str(tmp_path / name)).identity == first) == (name == "anew")
+
+
 def test_gpt2_bpe_equals_the_tokenizer_json(trained: Path, tmp_path: Path) -> None:
     model = json.loads((trained / "tokenizer.json").read_text())["model"]
     vocab = {**model["vocab"], EOD_TOKEN: len(model["vocab"])}

@@ -118,8 +118,10 @@ def load_tokenizer_json(
     content = path.read_bytes()
     with library_errors(f"{path}: cannot be read as a tokenizer.json"):
         library = Library.from_buffer(content)
+        # With other spaces, or another order of its keys, it is the same tokenizer.
+        canonical = orjson.dumps(orjson.loads(content), option=orjson.OPT_SORT_KEYS)
     eod_token = eod_token or _configured_eod(path.parent) or _usual_eod(library)
-    identity = identity_of("tokenizer.json", [content])
+    identity = identity_of("tokenizer.json", [canonical])
     with library_errors(str(path)):
         return HuggingFaceTokenizer(library, identity, eod_token, add_special_tokens, allow_special_tokens)
 
