@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import io
 import fcntl
 import hashlib
+import io
 import logging
 import math
 import os
