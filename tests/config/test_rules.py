@@ -569,16 +569,6 @@ def test_missing_datasets_are_named(tmp_path: Path) -> None:
             assert [message in error for error in errors_of(argv)] == [True], errors_of(argv)
 
 
-def test_a_weight_that_is_a_dataset_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    for year in ("2021", "2022"):
-        write_dataset(Path(year))
-    argv = [*minimal(without="--mock-data"), "--data-path", "2021", "2022"]
-    assert ["but is a dataset too: 2021.idx; write ./2021" in error for error in errors_of(argv)] == [True]
-    for clear in ("./2021 ./2022", "2021.0 2022"):
-        assert not validate(parsed(f"--data-path {clear}", without="--mock-data"), 1)
-
-
 def test_a_data_args_file_is_read(tmp_path: Path) -> None:
     there = write_dataset(tmp_path / "there")
     listing = tmp_path / "blend.txt"

@@ -79,7 +79,7 @@ def test_an_entry_is_opened_without_pythons_parser(tmp_path: Path, monkeypatch: 
     def fail(text: object) -> object:
         raise SystemError("AST constructor recursion depth mismatch")
 
-    built = []
+    built: list[list[np.ndarray]] = []
     for _ in range(2):
         cached_arrays(tmp_path, {"kind": "test"}, SPECS, built.append)
         monkeypatch.setattr("ast.literal_eval", fail)

@@ -51,15 +51,11 @@ def _blend_findings(name: str, items: Sequence[str]) -> Iterator[Finding]:
     if not items:
         return
     try:
-        blend = parse_blend(items)
+        prefixes = parse_blend(items).prefixes
     except ValueError as error:
         yield name, items, str(error), "give PREFIX ... or WEIGHT PREFIX WEIGHT PREFIX ..."
         return
-    for weight in items[0::2] if blend.weights is not None else ():
-        if os.path.isfile(f"{weight}.idx"):
-            rule = f"stands where a weight does, but is a dataset too: {weight}.idx"
-            yield name, weight, rule, f"write ./{weight} for the dataset, or {weight}.0 for the weight"
-    for prefix in dict.fromkeys(blend.prefixes):
+    for prefix in dict.fromkeys(prefixes):
         reasons = {file: why_no_file(file) for file in (f"{prefix}.idx", f"{prefix}.bin")}
         missing = [file for file, reason in reasons.items() if reason is not None]
         if missing:
