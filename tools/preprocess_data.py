@@ -194,8 +194,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         partition = partition_of(args)
         corpus = None
         if partition is not None:
-            corpus = corpus_hash(inputs)
-            inputs = take_partition(inputs, *partition)
+            inputs, corpus = take_partition(inputs, *partition), corpus_hash(inputs)
         if args.engine != "library":
             from megalite.data.engine_check import choose_engine
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import select
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -45,7 +46,7 @@ def run_command(main: Callable[[], int], interrupted: str) -> NoReturn:
 
 
 class _Lasting(io.FileIO):
-    """A descriptor that takes everything and keeps the first error."""
+    """A descriptor that takes everything, waiting where it must, and keeps the first error."""
 
     def __init__(self, descriptor: int) -> None:
         super().__init__(descriptor, "w", closefd=False)
@@ -53,7 +54,9 @@ class _Lasting(io.FileIO):
 
     def write(self, data: Buffer, /) -> int:
         try:
-            return super().write(data)
+            while (written := super().write(data)) is None:  # non-blocking, and full
+                select.select([], [self.fileno()], [])
+            return written
         except OSError as error:
             self.error = self.error or error
             return memoryview(data).nbytes

@@ -16,6 +16,7 @@ from megalite.data.errors import DataError
 STDIN = "-"
 SHOWN = 5  # of a list in a message
 COMPRESSED = (".gz", ".zst", ".zstd")
+SALVAGED = "lost+found"  # at the root of a file system; only root may read it
 PRODUCT = re.compile(  # what stands behind the output's prefix in the names of files that a run makes
     r"(_part\d{5,}of\d{5,})?(\.(skipped\.jsonl|progress\.json)|_.*_document\.(bin|idx|boundaries|json))(\.partial)?",
     re.DOTALL,
@@ -57,10 +58,12 @@ def find_inputs(
     as what `output_prefix` has been given, and files that are read several times.
     """
     files = _find_files(patterns, warn)
-    products = [path for path in files if output_prefix is not None and is_product(path, output_prefix)]
-    if products:
+    if output_prefix is not None and (products := _products(files, output_prefix)):
+        if len(products) == len(files):
+            raise DataError(f"--input: all inputs are output of this command: {_listed(products)}")
         warn(f"left out, as output of this command: {_listed(products)}")
-        files = [path for path in files if path not in products]
+        left_out = set(products)
+        files = [path for path in files if path not in left_out]
     parts = []
     for path in files:
         name = path
@@ -75,10 +78,17 @@ def find_inputs(
     return parts
 
 
-def is_product(path: str, output_prefix: str) -> bool:
-    """Whether a run with this prefix, of whatever keys and share, gives one of its files the name `path`."""
-    prefix, path = (os.path.realpath(each) for each in (output_prefix, path))
-    return path.startswith(prefix) and PRODUCT.fullmatch(path[len(prefix) :]) is not None
+def _products(files: Sequence[str], output_prefix: str) -> list[str]:
+    """What of `files` runs with this prefix, of whatever keys and share, have written, by the names."""
+    prefix = os.path.realpath(output_prefix)
+    products = []
+    for file in files:
+        path = os.path.realpath(file)
+        if path.startswith(prefix) and PRODUCT.fullmatch(path[len(prefix) :]):
+            corpus = path.endswith("_document.json") and not os.path.exists(f"{path[: -len('json')]}idx")
+            if not (corpus and os.path.exists(path)):  # a run that publishes takes descriptions away
+                products.append(file)
+    return products
 
 
 def _find_files(patterns: Sequence[str], warn: Callable[[str], None]) -> list[str]:
@@ -98,7 +108,7 @@ def _find_files(patterns: Sequence[str], warn: Callable[[str], None]) -> list[st
             for match in matches:
                 if not os.path.isdir(match):
                     found.extend(_regular(match))
-                elif "**" not in pattern:  # which matches what is in it too
+                elif "**" not in pattern and os.path.basename(match) != SALVAGED:  # ** matches what is in it
                     found.extend(_files_in(match, warn))
     return found
 
@@ -130,6 +140,7 @@ def _walk(folder: str) -> Iterator[tuple[str, list[str], list[str]]]:
     way = {folder: [Path(os.path.realpath(folder))]}  # to each folder, of real ones
     for root, folders, names in os.walk(folder, followlinks=True, onerror=fail):
         hidden = [name for name in (*folders, *names) if name.startswith(".") or name.endswith("~")]
+        hidden += [name for name in folders if name == SALVAGED]
         folders[:] = [name for name in folders if name not in hidden]
         for name in folders:
             below = os.path.join(root, name)
@@ -161,7 +172,8 @@ def _check_folders(pattern: str) -> None:
     """Raises DataError for a folder that a glob in it would take for an empty one."""
     while pattern:
         for folder in glob.glob(pattern, recursive=True):
-            if os.path.isdir(folder) and not os.access(folder, os.R_OK | os.X_OK):
+            passed_over = os.path.basename(folder.rstrip(os.sep)) == SALVAGED
+            if os.path.isdir(folder) and not (passed_over or os.access(folder, os.R_OK | os.X_OK)):
                 raise DataError(f"--input {folder}: the folder cannot be read")
         if not glob.has_magic(pattern):
             return

@@ -22,6 +22,7 @@ from megalite.config.blend import parse_blend
 from megalite.data import records as records_module
 from megalite.data.blended_dataset import cached_blend_index
 from megalite.data.build import build_datasets
+from megalite.data.command import _Lasting, _text
 from megalite.data.dataset_info import read_info
 from megalite.data.engine_check import check_engine, choose_engine
 from megalite.data.errors import DataError
@@ -69,7 +70,15 @@ def test_nothing_of_a_pipe_is_read_before_the_run(tmp_path: Path) -> None:
     assert choose_engine("auto", ByteLevelTokenizer(), inputs, ["text"])[1] == "library"
 
 
-def test_a_pipe_is_not_read_in_parts_and_not_again(tmp_path: Path) -> None:
+def test_a_pipe_is_not_read_in_parts_and_not_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from tools import preprocess_data
+
+    flags = ["--output-prefix", str(tmp_path / "x"), "--tokenizer-type", "ByteLevelTokenizer"]
+    flags += ["--partitions", "2", "--partition-index", "0"]
+    assert preprocess_data.main(["--input", "-", *flags]) == 1
+    assert "standard input and pipes cannot be read in parts: -" in capsys.readouterr().err
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     with pytest.raises(DataError, match=f"cannot be read in parts: {pipe}"):
@@ -451,6 +460,20 @@ def test_what_becomes_of_its_output_does_not_end_a_tool(tmp_path: Path, shell: s
     found = subprocess.run(line, capture_output=True, text=True, cwd=tmp_path, check=False)
     assert (found.returncode, found.stderr) == (int(message != ""), message)
     assert (tmp_path / "whole.idx").exists() == ("deleted" not in message)
+
+
+def test_output_that_does_not_block_is_waited_for() -> None:
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    filled = os.write(writer, bytes(1 << 24))
+    drain = threading.Timer(0.2, os.read, (reader, filled))
+    drain.start()
+    with contextlib.redirect_stdout(_text(raw := _Lasting(writer), sys.stdout, "replace")):
+        print("all is done")
+    drain.join()
+    assert (os.read(reader, filled), raw.error) == (b"all is done\n", None)
+    os.close(reader)
+    os.close(writer)
 
 
 def test_a_slurm_task_that_is_no_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -348,21 +348,25 @@ def test_nothing_of_a_folder_is_left_out_without_a_word(
 
 
 @LINUX
-def test_a_folder_that_cannot_be_read(tmp_path: Path) -> None:
-    for name in "ab":
-        (tmp_path / "corpus" / name).mkdir(parents=True)
-        (tmp_path / "corpus" / name / "x.jsonl").touch()
-    (tmp_path / "corpus" / "b").chmod(0)
-    patterns = ["corpus", "c*", "corpus/*/*.jsonl", "corpus/**/*.jsonl"]
+@pytest.mark.parametrize("name", ["b", "lost+found"])
+def test_a_folder_that_cannot_be_read(tmp_path: Path, name: str) -> None:
+    for folder in ("a", name):
+        (tmp_path / "corpus" / folder).mkdir(parents=True)
+        (tmp_path / "corpus" / folder / "x.jsonl").touch()
+    (tmp_path / "corpus" / name).chmod(0)
+    patterns = ["corpus", "c*", "corpus/*", "corpus/*/*.jsonl", "corpus/**/*.jsonl"]
     line = [sys.executable, "-c", FIND_EACH, *patterns]
     done = subprocess.run(
         line, capture_output=True, text=True, cwd=tmp_path, check=True, preexec_fn=lambda: drop(*READS_ALL)
     )
-    (tmp_path / "corpus" / "b").chmod(0o755)
+    (tmp_path / "corpus" / name).chmod(0o755)
     found = done.stdout.splitlines()
     assert len(found) == len(patterns)
     for message in found:
-        assert re.search(r"corpus/b/?(: the folder cannot be read|')$", message)
+        if name == "b":
+            assert re.search(r"corpus/b/?(: the folder cannot be read|')$", message)
+        else:
+            assert message == str([Part("corpus/a/x.jsonl", "json")])
 
 
 @pytest.mark.parametrize("pattern", ["corpus", "corpus/**", "**/*.jsonl"])
@@ -409,6 +413,25 @@ def test_what_a_run_has_written_is_not_read_by_the_next(
     Path("x_text_document.json").write_text('{"text": "a"}\n')
     with pytest.raises(DataError, match=r"x_text_document\.json: cannot be read as a dataset's description"):
         preprocess(PreprocessPlan(find_inputs(["corpus.jsonl"]), "x"), ByteLevelTokenizer())
+
+
+def test_a_corpus_with_the_name_of_a_description_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from tools import preprocess_data
+
+    monkeypatch.chdir(tmp_path)
+    Path("wiki_en_document.json").write_text('{"text": "a"}\n')
+    flags = ["--output-prefix", "wiki", "--tokenizer-type", "ByteLevelTokenizer", "--workers", "1"]
+    for given in (["wiki_en_document.json"], ["*.json"], sorted(map(str, Path().glob("*")))):
+        assert preprocess_data.main(["--input", *given, *flags]) == 0
+        assert open_dataset("wiki_text_document").stream().tolist() == list(b"a")
+    capsys.readouterr()
+    products = ["wiki_text_document.json", "wiki_text_document.bin"]
+    assert preprocess_data.main(["--input", *products, *flags]) == 1
+    message = f"error: --input: all inputs are output of this command: {', '.join(products)}\n"
+    assert capsys.readouterr().err == f"preprocess_data: {message}"
+    assert open_dataset("wiki_text_document").documents == 1
 
 
 def test_an_output_in_a_folder_that_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
