@@ -127,6 +127,7 @@ def preprocess(
     for input that cannot be used; what was done until then stays for the next run.
     """
     _check_outputs(plan)
+    tokenizer.check_encodes()
     eod = tokenizer.check_eod() if plan.append_eod else None
     dtype = plan.dtype or token_dtype(tokenizer.vocab_size)
     state = RunState(plan.stem, plan.inputs, _recipe(plan, tokenizer, dtype))

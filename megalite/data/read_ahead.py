@@ -101,6 +101,8 @@ class ThreadReader:
             with contextlib.suppress(queue.Empty):
                 return self._queue.get(timeout=LOOK_SECONDS)
             if not self._thread.is_alive() and self._queue.empty():
+                if self._stop.is_set():
+                    return None
                 raise RuntimeError("the main thread has ended, and reading ahead with it: end it last")
 
     def close(self) -> None:

@@ -300,6 +300,15 @@ def test_the_end_reaches_every_thread_that_asks() -> None:
         assert sum(each.result(timeout=60) for each in read) == 20
 
 
+def test_a_closed_reader_ends_behind_what_it_has_read() -> None:
+    reader = StepLoader(mock(20), 1, 1, 0, 1, 0, CPU)._reader
+    next(reader)
+    reader.close()
+    with pytest.raises(StopIteration):
+        while True:
+            next(reader)
+
+
 def test_closing_ends_a_thread_that_waits() -> None:
     entered, leave = threading.Event(), threading.Event()
 

@@ -16,6 +16,8 @@ from tokenizers import Tokenizer as Library
 from tokenizers import models, pre_tokenizers
 
 from megalite.data.errors import DataError
+from megalite.data.inputs import find_inputs
+from megalite.data.preprocess import PreprocessPlan, preprocess
 from megalite.data.sample_corpus import EOD_TOKEN, prepare_sample, train_tokenizer
 from megalite.data.tokenizer import Tokenizer, build_tokenizer
 
@@ -161,22 +163,11 @@ def changed(trained: Path, folder: Path, *changes: Callable[[dict[str, Any]], No
 
 
 GPT2_FILES = {"vocab_file": "vocab.json", "merge_file": "merges.txt"}
-NO_UNKNOWN = r"tokenizer\.json: a BPE without model\.unk_token "
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        (
-            [without("Ã")],
-            NO_UNKNOWN + r"lacks 1 \(Ã\): text with what its vocabulary does not have would be lost",
-        ),
-        ([setting("pre_tokenizer", None)], NO_UNKNOWN + "has neither bytes as symbols nor byte_fallback"),
-        (
-            [setting("pre_tokenizer", None), setting("model.byte_fallback", True)],
-            NO_UNKNOWN + r"lacks 243 \(<0x00>, <0x01>",
-        ),
-        ([setting("model.end_of_word_suffix", "</w>")], NO_UNKNOWN + r"lacks 243 \(!</w>, "),
         ([setting("model.vocab.a", 66)], "the tokens 'a' and 'c' have one id, 66; added tokens are numbered"),
         (
             [lambda content: content["model"]["vocab"].pop("Z")],
@@ -186,18 +177,71 @@ NO_UNKNOWN = r"tokenizer\.json: a BPE without model\.unk_token "
             [setting("model.vocab.a", 2**32 - 1)],
             "the token 'a' has the id 4294967295: a dataset holds ids up to",
         ),
-        ([setting("model.dropout", 0.1)], r"model\.dropout is 0\.1.*: ids would be drawn at random"),
         (
             [setting("post_processor", templates(999))],
             r"post_processor adds the id 999: outside the vocabulary",
         ),
     ],
 )
-def test_a_tokenizer_json_with_which_text_is_lost_or_means_two_things(
+def test_a_tokenizer_json_whose_ids_mean_two_things(
     trained: Path, tmp_path: Path, changes: list[Callable[[dict[str, Any]], None]], message: str
 ) -> None:
     with pytest.raises(DataError, match=message):
         make(tokenizer_model=changed(trained, tmp_path, *changes))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ([setting("pre_tokenizer", None)], "has neither bytes as symbols nor a byte_fallback with all"),
+        (
+            [setting("pre_tokenizer", None), setting("model.byte_fallback", True)],
+            "has neither bytes as symbols nor a byte_fallback with all",
+        ),
+        ([setting("model.dropout", 0.1)], r"model\.dropout is 0\.1.*: ids would be drawn at random"),
+    ],
+)
+def test_a_tokenizer_json_that_may_only_decode(
+    trained: Path, tmp_path: Path, changes: list[Callable[[dict[str, Any]], None]], message: str
+) -> None:
+    model = changed(trained, tmp_path, *changes)
+    tokenizer = make(tokenizer_model=model)
+    assert tokenizer.decode([tokenizer.eod]) == EOD_TOKEN
+    (tmp_path / "in.jsonl").write_text('{"text": "a"}\n')
+    plan = PreprocessPlan(find_inputs([str(tmp_path / "in.jsonl")]), str(tmp_path / "out"), skip_errors=True)
+    with pytest.raises(DataError, match=message):
+        preprocess(plan, tokenizer)
+
+
+@pytest.mark.parametrize(
+    ("changes", "kept", "lost"),
+    [
+        ([without("Ã")], "aж", "é"),  # é is C3 A9
+        ([without("ċ")], "a\té", "a\x0b"),
+        (
+            [without("ċ"), setting("normalizer", {"type": "Strip", "strip_left": True, "strip_right": True})],
+            "a\x0b",
+            "a\x0ba",
+        ),
+        (
+            [without("ċ"), setting("normalizer", {"type": "ByteLevel"}), setting("pre_tokenizer", None)],
+            "aé",
+            "a\x0b",
+        ),
+        ([setting("model.end_of_word_suffix", "</w>")], "", "a"),
+    ],
+)
+def test_text_with_a_byte_that_the_vocabulary_lacks(
+    trained: Path, tmp_path: Path, changes: list[Callable[[dict[str, Any]], None]], kept: str, lost: str
+) -> None:
+    tokenizer = make(tokenizer_model=changed(trained, tmp_path, *changes))
+    tokenizer.check_encodes()
+    assert len(tokenizer.encode_batch([kept])[0]) > 0 or not kept
+    for encode in (tokenizer.encode_batch, tokenizer.encode_flat):
+        with pytest.raises(
+            DataError, match=r"the vocabulary lacks ..+., the symbol of a byte that would be lost"
+        ):
+            encode(["a" if kept else "", lost])
 
 
 @pytest.mark.parametrize(
@@ -239,12 +283,12 @@ def test_a_gpt2_vocabulary_with_which_text_is_lost(trained: Path, tmp_path: Path
     (tmp_path / "merges.txt").write_text("#version: 0.2\n")
     one_lost = {token: number for token, number in model["vocab"].items() if token != "Ã"}
     for vocabulary, message in (
-        (one_lost, r"--vocab-file .*vocab\.json: a BPE without model\.unk_token lacks 1 \(Ã\)"),
-        ({**model["vocab"], "a": 66}, "have one id, 66"),
+        (one_lost, "the vocabulary lacks 'Ã'"),
+        ({**model["vocab"], "a": 66}, r"--vocab-file .*vocab\.json: .*have one id, 66"),
     ):
         (tmp_path / "vocab.json").write_text(json.dumps(vocabulary))
         with pytest.raises(DataError, match=message):
-            make("GPT2BPETokenizer", **files)
+            make("GPT2BPETokenizer", **files).encode_batch(["é"])
 
 
 def test_eod_must_exist(trained: Path, tmp_path: Path) -> None:

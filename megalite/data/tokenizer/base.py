@@ -35,6 +35,9 @@ class Tokenizer(ABC):
     longer_texts: str = "cut long texts"
     """What to do where they need too many."""
 
+    def check_encodes(self) -> None:  # noqa: B027 - most have nothing to check
+        """Raises DataError for a tokenizer that loses text, though it may decode what others have made."""
+
     @property
     @abstractmethod
     def eod(self) -> int:
@@ -86,7 +89,8 @@ class Tokenizer(ABC):
         if not self.spells_special_tokens and self._text_has_eod():
             raise DataError(
                 f"end-of-document token {self.eod_token or self.eod}: text can have its id, so that data "
-                "could forge the end of a document; name a special token, or give --allow-special-tokens"
+                "could forge the end of a document; name a special token that no text spells (the .model of "
+                "SentencePiece knows such), or give --allow-special-tokens"
             )
         return self.eod
 

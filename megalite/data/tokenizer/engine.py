@@ -25,6 +25,9 @@ class Engine(Tokenizer):
         self.eod_token = reference.eod_token
         self.spells_special_tokens = reference.spells_special_tokens
 
+    def check_encodes(self) -> None:
+        self._reference.check_encodes()
+
     @property
     def eod(self) -> int:
         return self._reference.eod

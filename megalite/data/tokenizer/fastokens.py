@@ -22,6 +22,7 @@ class FastokensEngine(Engine):
             self._engine = library.Tokenizer.from_json_str(known.library.to_str())
 
     def _encode_part(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+        self._reference.check_texts(texts)
         ids, ends = self._engine.encode_batch_flat(
             list(texts),
             add_special_tokens=self._reference.adds_special_tokens,

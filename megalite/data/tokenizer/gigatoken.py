@@ -62,6 +62,7 @@ class GigatokenEngine(Engine):
         return bool(self._unassigned[np.frombuffer(text.encode("utf-32-le"), dtype=np.uint32)].any())
 
     def _encode(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+        self._reference.check_texts(texts)
         with self._renewing:  # by one of the threads; those that encode keep the engine that they have
             self._encoded += sum(map(len, texts))
             if self._encoded > RENEWED_AFTER:

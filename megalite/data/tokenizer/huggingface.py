@@ -5,6 +5,7 @@ merges.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,7 +15,7 @@ import orjson
 from megalite import _C
 from megalite.data.errors import DataError
 from megalite.data.tokenizer.base import Tokenizer, identity_of, library_errors
-from megalite.data.tokenizer.vocabulary_checks import check_model, check_unique
+from megalite.data.tokenizer.vocabulary_checks import check_unique, lost_symbols
 
 if TYPE_CHECKING:
     from tokenizers import Encoding
@@ -43,7 +44,7 @@ class HuggingFaceTokenizer(Tokenizer):
         add_special_tokens: bool,
         allow_special_tokens: bool,
     ) -> None:
-        """Raises DataError for a vocabulary with which text would be lost or ids mean two things."""
+        """Raises DataError for a vocabulary in which ids mean two things."""
         from tokenizers import AddedToken
 
         vocabulary = library.get_vocab(with_added_tokens=True)
@@ -52,7 +53,6 @@ class HuggingFaceTokenizer(Tokenizer):
             # Text that spells it must not become it, whatever kind of added token the file makes it.
             library.add_special_tokens([AddedToken(eod_token, special=True, normalized=False)])
         check_unique(vocabulary, IN_A_ROW)
-        check_model(library)
         library.no_padding()
         library.no_truncation()
         # Without this a document that spells out "<|endoftext|>" would forge a document boundary.
@@ -88,6 +88,26 @@ class HuggingFaceTokenizer(Tokenizer):
     def _special_tokens(self) -> list[str]:
         return [token.content for token in self.library.get_added_tokens_decoder().values()]
 
+    def check_encodes(self) -> None:
+        _ = self._lost
+
+    @cached_property
+    def _lost(self) -> set[str]:
+        return lost_symbols(self.library)
+
+    def check_texts(self, texts: Sequence[str]) -> None:
+        """Raises DataError for text of which the vocabulary would lose bytes without a word."""
+        if not self._lost:
+            return
+        normalizer, split = self.library.normalizer, self.library.pre_tokenizer
+        for text in texts:
+            normal = text if normalizer is None else normalizer.normalize_str(text)
+            pieces = [normal] if split is None else [piece for piece, _ in split.pre_tokenize_str(normal)]
+            if lost := self._lost.intersection("".join(pieces)):
+                raise DataError(
+                    f"the vocabulary lacks {min(lost)!r}, the symbol of a byte that would be lost"
+                )
+
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         return [encoding.ids for encoding in self._encodings(texts)]
 
@@ -96,6 +116,7 @@ class HuggingFaceTokenizer(Tokenizer):
         return _C.flatten_ids(encoding.ids for encoding in self._encodings(texts))
 
     def _encodings(self, texts: Sequence[str]) -> list[Encoding]:
+        self.check_texts(texts)
         return self.library.encode_batch_fast(list(texts), add_special_tokens=self.adds_special_tokens)
 
     def decode(self, ids: Sequence[int]) -> str:

@@ -36,40 +36,38 @@ def check_every_byte(tokens: Container[bytes]) -> None:
         )
 
 
-def check_model(library: Library) -> None:
-    """Raises DataError for a BPE that drops what its vocabulary lacks, or draws ids at random.
+def lost_symbols(library: Library) -> set[str]:
+    """The symbols of bytes that a byte-level BPE drops without a word, as its vocabulary lacks them: none of
+    most, control characters of some. Other models have a token for the unknown, or say that they lack it.
 
-    Other models have a token for the unknown, or say that they lack it.
+    Raises DataError for a BPE that drops whatever it lacks, bytes or not, or draws ids at random.
     """
     from tokenizers.models import BPE
     from tokenizers.pre_tokenizers import ByteLevel
 
     model = library.model
     if not isinstance(model, BPE):
-        return
+        return set()
     if model.dropout:
         raise DataError(f"model.dropout is {model.dropout}: ids would be drawn at random; set it to null")
     if model.unk_token is not None:
-        return
-    ways = []  # to have a token for every byte
-    if model.byte_fallback:
-        ways.append({f"<0x{byte:02X}>" for byte in BYTES})
+        return set()
+    if model.byte_fallback and all(model.token_to_id(f"<0x{byte:02X}>") is not None for byte in BYTES):
+        return set()
     steps = [step.__getstate__() for step in (library.normalizer, library.pre_tokenizer) if step is not None]
-    if any(b'"type":"ByteLevel"' in step for step in steps):
-        symbols = {*ByteLevel.alphabet()} - {chr(byte) for byte in {*range(256)}.difference(BYTES)}
-        prefixes = {"", model.continuing_subword_prefix or ""}
-        suffixes = {"", model.end_of_word_suffix or ""}
-        ways.append({p + symbol + s for p in prefixes for symbol in symbols for s in suffixes})
-    missing = [sorted(token for token in needed if model.token_to_id(token) is None) for needed in ways]
-    if not all(missing):
-        return
-    lacks = "has neither bytes as symbols nor byte_fallback"
-    if missing:
-        lacks = f"lacks {_listed(min(missing, key=len))}"
-    raise DataError(
-        f"a BPE without model.unk_token {lacks}: text with what its vocabulary does not have would be lost "
-        "silently"
-    )
+    if not any(b'"type":"ByteLevel"' in step for step in steps):
+        raise DataError(
+            "a BPE without model.unk_token has neither bytes as symbols nor a byte_fallback with all: "
+            "text with what its vocabulary does not have would be lost silently"
+        )
+    prefixes = {"", model.continuing_subword_prefix or ""}
+    suffixes = {"", model.end_of_word_suffix or ""}
+    never = {chr(byte) for byte in {*range(256)}.difference(BYTES)}
+    return {
+        symbol
+        for symbol in {*ByteLevel.alphabet()} - never
+        if any(model.token_to_id(p + symbol + s) is None for p in prefixes for s in suffixes)
+    }
 
 
 def _listed(missing: list[str]) -> str:
