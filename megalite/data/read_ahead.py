@@ -215,7 +215,10 @@ class ProcessReader:
 
     def _end(self) -> str | None:
         """How a worker ended, as far as can be told within a second."""
-        multiprocessing.connection.wait([worker.sentinel for worker in self._workers], timeout=1)
+        ended = multiprocessing.connection.wait([worker.sentinel for worker in self._workers], timeout=1)
+        for worker in self._workers:
+            if worker.sentinel in ended:  # its files are closed, which comes a little before its exit code
+                worker.join()
         codes = self._codes()
         if not codes:
             return None

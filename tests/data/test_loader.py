@@ -14,6 +14,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import fields, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -304,9 +305,7 @@ def test_a_closed_reader_ends_behind_what_it_has_read() -> None:
     reader = StepLoader(mock(20), 1, 1, 0, 1, 0, CPU)._reader
     next(reader)
     reader.close()
-    with pytest.raises(StopIteration):
-        while True:
-            next(reader)
+    assert len(list(iter(partial(next, reader, None), None))) <= 2
 
 
 def test_closing_ends_a_thread_that_waits() -> None:
