@@ -60,7 +60,7 @@ class Room:
                 if not self._taken:
                     raise MemoryError(
                         f"{what}: out of memory: {size >> 20:,} MiB more may be needed than the process may "
-                        f"have (ulimit -v, or what the machine has); {instead}"
+                        f"have (ulimit -v); {instead}"
                     )
                 self._change.wait()
             self._taken += size

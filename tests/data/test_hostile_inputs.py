@@ -218,6 +218,7 @@ def test_the_library_is_given_a_part_of_very_many_sequences(monkeypatch: pytest.
             most.append(len(texts))
             return library.encode_batch_fast(texts, add_special_tokens=add_special_tokens)
 
+    tokenizer.check_encodes()  # asks the library about its model
     tokenizer.library = cast("Library", Counting())
     tokens, lengths = tokenizer.encode_flat(["a", "b", "a", "", "a", "b", "a"])
     assert (tokens.tolist(), lengths.tolist()) == ([0, 1, 0, 0, 1, 0], [1, 1, 1, 0, 1, 1, 1])

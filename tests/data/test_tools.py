@@ -351,7 +351,7 @@ def test_the_benchmark_measures_every_stage(tmp_path: Path) -> None:
             "index of 20,000",
             "blending",
         )
-    ] == [1 + 2 * engines, 3, 7, 4, 3]
+    ] == [1 + 4 * engines, 3, 7, 4, 3]
 
 
 RAY = TOOLS.parent / "examples" / "data" / "preprocess_ray.py"
