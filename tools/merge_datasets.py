@@ -72,7 +72,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if told := repeats([f"{prefix}.bin" for prefix in prefixes]):
             print(f"merge_datasets: warning: {told}", file=sys.stderr)
         state = merge(prefixes, args.output_prefix, lambda prefix: print(f"{prefix}: done"))
-    except (DataError, OSError) as error:
+    except (DataError, OSError, MemoryError) as error:
         print(f"merge_datasets: error: {error}", file=sys.stderr)
         return 1
     print(

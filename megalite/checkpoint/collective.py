@@ -11,7 +11,8 @@ import torch.distributed as dist
 from torch.distributed.checkpoint import CheckpointException
 
 from megalite.checkpoint.block import Block
-from megalite.checkpoint.errors import CheckpointCorruptError, CheckpointError, describe, listing
+from megalite.checkpoint.errors import CheckpointCorruptError, CheckpointError, describe
+from megalite.listing import listing
 from megalite.parallel.everywhere import on_every_rank
 
 T = TypeVar("T")

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-# A list of tensor names in a message stops here; a wrong model size would otherwise print thousands.
-LISTED = 10
-
 
 class CheckpointError(RuntimeError):
     """A checkpoint could not be saved or loaded. Made of one string, so that it travels between ranks."""
@@ -23,9 +20,3 @@ def describe(error: BaseException) -> str:
     if isinstance(error, (CheckpointError, OSError)):
         return str(error)
     return f"{type(error).__name__}: {error}"
-
-
-def listing(entries: list[str]) -> str:
-    """The first entries, and how many more there are."""
-    more = f" and {len(entries) - LISTED} more" if len(entries) > LISTED else ""
-    return ", ".join(entries[:LISTED]) + more

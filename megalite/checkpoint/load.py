@@ -20,13 +20,13 @@ from megalite.checkpoint.errors import (
     CheckpointCorruptError,
     CheckpointError,
     CheckpointNotFoundError,
-    listing,
 )
 from megalite.checkpoint.folder import folder_of, published_iterations, read_tracker, restore_replaced
 from megalite.checkpoint.load_planner import BlockLoadPlanner
 from megalite.checkpoint.manifest import STATE, check_tensors, read_manifest
 from megalite.checkpoint.metadata import read_metadata
 from megalite.checkpoint.storage import BlockReader
+from megalite.listing import listing
 
 logger = logging.getLogger(__name__)
 

@@ -14,7 +14,8 @@ from torch.distributed.checkpoint.planner_helpers import create_read_items_for_c
 
 from megalite.checkpoint.block import Block
 from megalite.checkpoint.coverage import coverage_problem
-from megalite.checkpoint.errors import CheckpointCorruptError, CheckpointError, listing
+from megalite.checkpoint.errors import CheckpointCorruptError, CheckpointError
+from megalite.listing import listing
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,8 @@ from torch.distributed.checkpoint.planner import (
 
 from megalite.checkpoint.block import Block, checksums
 from megalite.checkpoint.coverage import coverage_problem
-from megalite.checkpoint.errors import CheckpointError, listing
+from megalite.checkpoint.errors import CheckpointError
+from megalite.listing import listing
 
 logger = logging.getLogger(__name__)
 

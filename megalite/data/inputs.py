@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from megalite.data.errors import DataError
+from megalite.listing import listing
 
 STDIN = "-"
-SHOWN = 5  # of a list in a message
 COMPRESSED = (".gz", ".zst", ".zstd")
 SALVAGED = "lost+found"  # at the root of a file system; only root may read it
 PRODUCT = re.compile(  # what stands behind the output's prefix in the names of files that a run makes
@@ -199,8 +199,7 @@ def repeats(paths: Sequence[str]) -> str | None:
 
 
 def _listed(items: Sequence[str]) -> str:
-    more = f" and {len(items) - SHOWN} more" if len(items) > SHOWN else ""
-    return ", ".join(map(printable, items[:SHOWN])) + more
+    return listing([*map(printable, items)])
 
 
 def check_apart(patterns: Sequence[str], output_prefix: str, instead: str = "--input a glob") -> None:

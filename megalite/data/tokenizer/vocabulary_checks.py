@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from megalite.data.errors import DataError
 from megalite.limits import INT32_LARGEST
+from megalite.listing import listing
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as Library
@@ -31,9 +32,7 @@ def check_unique(vocabulary: Mapping[str, int] | Mapping[bytes, int], hint: str 
 def check_every_byte(tokens: Container[bytes]) -> None:
     """Raises DataError where a token of one byte is missing, of those that text can have."""
     if missing := [f"{byte:#04x}" for byte in BYTES if bytes([byte]) not in tokens]:
-        raise DataError(
-            f"lacks {_listed(missing)} of the bytes that text is made of; it could not be encoded"
-        )
+        raise DataError(f"lacks bytes that text is made of, which could not be encoded: {listing(missing)}")
 
 
 def lost_symbols(library: Library) -> set[str]:
@@ -68,8 +67,3 @@ def lost_symbols(library: Library) -> set[str]:
         for symbol in {*ByteLevel.alphabet()} - never
         if any(model.token_to_id(p + symbol + s) is None for p in prefixes for s in suffixes)
     }
-
-
-def _listed(missing: list[str]) -> str:
-    some = ", ".join(missing[:5])
-    return f"{len(missing)} ({some}{', ...' if len(missing) > 5 else ''})"

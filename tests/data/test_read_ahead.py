@@ -1,0 +1,310 @@
+"""Reading ahead, in threads and processes: nothing waits for ever, is left behind or ends without its cause."""
+
+from __future__ import annotations
+
+import gc
+import multiprocessing
+import os
+import resource
+import signal
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import fields
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from megalite.data.batch import Batch
+from megalite.data.build import Dataset, DocumentRules, build_datasets
+from megalite.data.errors import DataError
+from megalite.data.loader import StepLoader
+from megalite.data.mock_dataset import MockDataset
+from megalite.data.read_ahead import SHARED_MEMORY
+from tests.data.corpora import Words, data_config, numbered_dataset
+from tests.data.test_loader import CPU, mock
+
+
+def test_no_thread_is_left_behind() -> None:
+    def readers() -> int:
+        return sum(thread.name == "megalite-data" for thread in threading.enumerate())
+
+    before = readers()
+    with StepLoader(mock(1000), 1, 1, 0, 1, 0, CPU) as loader:
+        next(loader)
+    assert readers() == before
+    forgotten = StepLoader(mock(1000), 1, 1, 0, 1, 0, CPU)
+    (thread,) = [thread for thread in threading.enumerate() if thread.name == "megalite-data"]
+    del forgotten
+    gc.collect()
+    thread.join(timeout=10)
+    assert not thread.is_alive()
+
+
+def test_the_end_reaches_every_thread_that_asks() -> None:
+    with StepLoader(mock(20), 1, 1, 0, 1, 0, CPU) as loader, ThreadPoolExecutor(3) as pool:
+        read = [pool.submit(lambda: len(list(loader))) for _ in range(3)]
+        assert sum(each.result(timeout=60) for each in read) == 20
+
+
+def test_a_closed_reader_ends_behind_what_it_has_read() -> None:
+    reader = StepLoader(mock(20), 1, 1, 0, 1, 0, CPU)._reader
+    next(reader)
+    reader.close()
+    assert len(list(iter(partial(next, reader, None), None))) <= 2
+
+
+def test_closing_ends_a_thread_that_waits() -> None:
+    entered, leave = threading.Event(), threading.Event()
+
+    class Waiting(MockDataset):
+        def read(self, samples: np.ndarray, out: np.ndarray) -> None:
+            entered.set()
+            leave.wait(60)
+            super().read(samples, out)
+
+    loader = StepLoader(Dataset(Waiting(9, 6, 0, 4), DocumentRules(0)), 1, 1, 0, 1, 0, CPU)
+    with ThreadPoolExecutor(2) as pool:
+        waiting = pool.submit(lambda: len(list(loader)))
+        assert entered.wait(60)
+        closing = pool.submit(loader.close)
+        leave.set()
+        closing.result(timeout=60)
+        assert waiting.result(timeout=60) <= 4
+
+
+READS_ELSEWHERE = """
+import os, threading, time, torch
+from tests.data.test_read_ahead import *
+
+loader = StepLoader(mock(1000), 1, 1, 0, 1, 0, CPU)
+next(loader)
+
+def read_on(when):
+    try:
+        when()
+        len(list(loader))
+    except RuntimeError as error:
+        print(error, flush=True)
+
+if {fork}:
+    if (child := os.fork()) == 0:
+        read_on(lambda: None)
+        os._exit(0)
+    os.waitpid(child, 0)
+    loader.close()
+else:
+    threading.Thread(target=read_on, args=(threading.main_thread().join,)).start()
+"""
+
+
+@pytest.mark.parametrize(("fork", "message"), [(True, "make one in each"), (False, "end it last")])
+def test_a_loader_whose_thread_is_not_there_is_an_error(fork: bool, message: str) -> None:
+    found = subprocess.run(
+        [sys.executable, "-c", READS_ELSEWHERE.format(fork=fork)],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=120,
+    )
+    assert message in found.stdout
+
+
+READS_AT_THE_END = """
+import time, numpy as np, torch
+from megalite import _C
+from megalite.data.build import Dataset, DocumentRules
+from megalite.data.loader import StepLoader
+from megalite.data.mock_dataset import MockDataset
+
+class Slow(MockDataset):
+    def read(self, samples, out):
+        until, content = time.monotonic() + 0.5, np.zeros(1 << 20)
+        while time.monotonic() < until:
+            _C.content_hash(content)
+
+loader = StepLoader(Dataset(Slow(9, 6, 0, 4), DocumentRules(0)), 1, 1, 0, 1, 0, torch.device("cpu"))
+time.sleep(0.1)
+raise ValueError("of the run")
+"""
+
+
+def test_a_process_that_ends_while_its_thread_reads_is_not_aborted() -> None:
+    found = subprocess.run(
+        [sys.executable, "-c", READS_AT_THE_END], capture_output=True, text=True, check=False, timeout=60
+    )
+    assert (found.returncode, found.stderr.splitlines()[-1]) == (1, "ValueError: of the run")
+
+
+def batches_of(dataset: Dataset, workers: int, consumed: int = 0) -> list[Batch]:
+    with StepLoader(dataset, 2, 8, 1, 2, consumed, CPU, workers=workers) as loader:
+        return [batch for step in loader for batch in step]
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_worker_processes_read_the_same_samples_in_the_same_order(tmp_path: Path, workers: int) -> None:
+    prefix = numbered_dataset(tmp_path / "d", documents=50, length=9)
+    config = data_config(
+        tmp_path / "c", prefix, reset_position_ids=True, reset_attention_mask=True, eod_mask_loss=True
+    )
+    dataset = build_datasets(config, Words(450, 44), 6, 3, (70, 0, 0)).train
+    assert dataset is not None
+    state = torch.get_rng_state()
+    thread, processes = batches_of(dataset, 0, 16), batches_of(dataset, workers, 16)
+    assert len(thread) == len(processes) > 10
+    for ours, theirs in zip(thread, processes, strict=True):
+        for field in fields(Batch):
+            x, y = getattr(ours, field.name), getattr(theirs, field.name)
+            assert torch.equal(x, y) if isinstance(x, torch.Tensor) else x == y, field.name
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+class Obstacle(MockDataset):
+    """Something happens to whoever reads sample 4."""
+
+    def read(self, samples: np.ndarray, out: np.ndarray) -> None:
+        if samples[0] == 4:
+            self.meet()
+        super().read(samples, out)
+
+    def meet(self) -> None:
+        raise DataError("sample 4 is broken")
+
+
+class Deadly(Obstacle):
+    def meet(self) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        (Obstacle, "^sample 4 is broken$"),
+        (Deadly, "^--num-workers: a process that reads data was killed: Killed$"),
+    ],
+)
+def test_what_ends_a_worker_process_ends_the_loader_with_its_cause(
+    source: type[Obstacle], message: str
+) -> None:
+    dataset = Dataset(source(9, 6, 0, 40), DocumentRules(0))
+    with StepLoader(dataset, 1, 1, 0, 1, 0, CPU, workers=2) as loader:
+        with pytest.raises(DataError, match=message):
+            list(loader)
+        with pytest.raises(StopIteration):
+            next(loader)
+
+
+def readers() -> list[multiprocessing.context.ForkProcess]:
+    """The loader's processes, not those of the tests' pool."""
+    children = multiprocessing.active_children()
+    return [child for child in children if isinstance(child, multiprocessing.context.ForkProcess)]
+
+
+class Roomless(Obstacle):
+    def meet(self) -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))  # shared memory is files
+
+
+def test_a_worker_without_shared_memory_ends_the_loader_with_its_cause() -> None:
+    """What the worker cannot hand over would be waited for for ever."""
+    dataset = Dataset(Roomless(9, 6, 0, 40), DocumentRules(0, eod_mask_loss=True))
+    with StepLoader(dataset, 1, 1, 0, 1, 0, CPU, workers=1) as loader:
+        children = readers()
+        timer = threading.Timer(60, children[0].kill)
+        timer.start()
+        try:
+            with pytest.raises(DataError, match=r"^--num-workers: no shared memory for what was .*/dev/shm"):
+                list(loader)
+        finally:
+            timer.cancel()
+
+
+def test_a_step_of_many_micro_batches_takes_few_descriptors() -> None:
+    """A tensor that is handed over between processes holds one until it is taken."""
+    rules = DocumentRules(0, reset_position_ids=True, reset_attention_mask=True, eod_mask_loss=True)
+    dataset = Dataset(MockDataset(9, 6, 0, 600), rules)
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 100, limits[1]))
+    try:
+        with StepLoader(dataset, 1, 200, 0, 1, 0, CPU, workers=1) as loader:
+            assert [len(step) for step in loader] == [200] * 3
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
+def test_a_worker_that_dies_while_it_hands_over_is_not_waited_for() -> None:
+    """Half a message is there, and this process holds the pipe open itself."""
+    dataset = Dataset(MockDataset(9, 1, 0, 80_000), DocumentRules(0, reset_attention_mask=True))
+    with StepLoader(dataset, 1, 40_000, 0, 1, 0, CPU, workers=1) as loader:
+        time.sleep(1)  # by then it writes a message that the pipe has no room for
+        (child,) = readers()
+        child.kill()
+        child.join()
+        alarm = signal.signal(signal.SIGALRM, signal.default_int_handler)
+        signal.alarm(60)
+        try:
+            with pytest.raises(DataError, match="a process that reads data was killed: Killed"):
+                next(loader)
+        finally:
+            signal.alarm(0)
+            signal.signal(signal.SIGALRM, alarm)
+
+
+def test_a_worker_that_is_ended_while_it_makes_shared_memory_leaves_none() -> None:
+    with StepLoader(mock(1000), 1, 1, 0, 1, 0, CPU, workers=1) as loader:
+        next(loader)
+        (child,) = readers()
+        left = SHARED_MEMORY / f"torch_{child.pid}_12345_6"
+        left.touch()
+    assert not left.exists()
+
+
+def test_worker_processes_beside_a_handler_that_a_c_library_has_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python says None for it, and does not take None back."""
+    install = signal.signal
+
+    def install_over_none(number: signal.Signals, handler: signal.Handlers) -> None:
+        install(number, handler)
+
+    monkeypatch.setattr(signal, "getsignal", lambda _: None)
+    monkeypatch.setattr(signal, "signal", install_over_none)
+    with StepLoader(mock(3), 1, 1, 0, 1, 0, CPU, workers=1) as loader:
+        assert len(list(loader)) == 3
+    monkeypatch.undo()
+    assert signal.getsignal(signal.SIGCHLD) == signal.SIG_DFL  # none that would raise wherever the run is
+
+
+def test_worker_processes_of_another_thread_are_refused() -> None:
+    """There the death of one that hands over would be waited for for ever."""
+    with ThreadPoolExecutor(1) as pool, pytest.raises(RuntimeError, match="in the main thread"):
+        pool.submit(StepLoader, mock(3), 1, 1, 0, 1, 0, CPU, workers=1).result()
+
+
+def test_worker_processes_end_with_the_loader_and_leave_signals_to_the_run() -> None:
+    with StepLoader(mock(1000), 1, 1, 0, 1, 0, CPU, workers=2) as loader:
+        next(loader)
+        children = readers()
+        assert len(children) == 2
+        for child in children:
+            assert child.pid is not None
+            os.kill(child.pid, signal.SIGTERM)
+        assert len([next(loader) for _ in range(20)]) == 20
+    assert not any(child.is_alive() for child in children)
+
+
+def test_a_process_ends_though_it_did_not_close_its_loader() -> None:
+    """Its workers must not wait for each other's end."""
+    text = (
+        "import torch; from tests.data.test_read_ahead import *\n"
+        "loader = StepLoader(mock(1000), 1, 1, 0, 1, 0, CPU, workers=2)\n"
+        "print(len(next(loader)))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", text], capture_output=True, text=True, timeout=120, check=True
+    )
+    assert done.stdout == "1\n"
