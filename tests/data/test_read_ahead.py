@@ -1,4 +1,4 @@
-"""Reading ahead, in threads and processes: nothing waits for ever, is left behind or ends without its cause."""
+"""Reading ahead, in threads and processes: nothing waits for ever, is left behind or ends without a cause."""
 
 from __future__ import annotations
 
