@@ -211,6 +211,7 @@ def test_a_tokenizer_json_that_may_only_decode(
     plan = PreprocessPlan(find_inputs([str(tmp_path / "in.jsonl")]), str(tmp_path / "out"), skip_errors=True)
     with pytest.raises(DataError, match=message):
         preprocess(plan, tokenizer)
+    assert not list(tmp_path.glob("out*"))  # told before work
 
 
 @pytest.mark.parametrize(
