@@ -136,7 +136,7 @@ def test_tiktoken_json_vocabulary(tmp_path: Path) -> None:
         make("TikTokenizer", **{**fields, "vocab_size": 310})
     with pytest.raises(DataError, match="--vocab-size 10: no more than --tiktoken-num-special-tokens 10"):
         make("TikTokenizer", **{**fields, "vocab_size": 10})
-    with pytest.raises(DataError, match=r"vocab\.json: cannot be used .*: lacks bytes .*: 0xc3, .* and 40 more$"):
+    with pytest.raises(DataError, match=r"cannot be used .*: lacks bytes .*: 0xc3, .* and 40 more"):
         make("TikTokenizer", **{**fields, "vocab_size": 205})
     entries[-1]["rank"] = 3
     (tmp_path / "vocab.json").write_text(json.dumps(entries))
