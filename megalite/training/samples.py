@@ -19,12 +19,11 @@ from megalite.data.errors import DataError
 from megalite.data.loader import StepLoader
 from megalite.data.stretches import DatasetPlace, OrderRecord
 from megalite.data.tokenizer import build_tokenizer
+from megalite.listing import listing
 from megalite.parallel.everywhere import gather_objects, on_every_rank
 from megalite.training.errors import TrainingError
 from megalite.training.progress import Progress
 from megalite.training.step import Trainer
-
-SHOWN = 20
 
 
 def open_datasets(config: Config, order: Mapping[str, Any] | None) -> Splits:
@@ -43,10 +42,9 @@ def open_datasets(config: Config, order: Mapping[str, Any] | None) -> Splits:
         differing = [place for place, each in zip(found, everyones, strict=False) if len(set(each)) > 1]
         name = differing[0].prefix if differing else "the data"
         others = [str(rank) for rank, digest in enumerate(digests) if digest != digests[0]]
-        more = ", ..." if len(others) > SHOWN else ""
         raise TrainingError(
-            f"{name}: holds other documents on rank {', '.join(others[:SHOWN])}{more} than on rank 0; every "
-            "node must have the same files"
+            f"{name}: holds other documents on rank {listing(others)} than on rank 0; every node must have the "
+            "same files"
         )
     return datasets._replace(warning=_first(warnings))
 
