@@ -43,8 +43,8 @@ def open_datasets(config: Config, order: Mapping[str, Any] | None) -> Splits:
         name = differing[0].prefix if differing else "the data"
         others = [str(rank) for rank, digest in enumerate(digests) if digest != digests[0]]
         raise TrainingError(
-            f"{name}: holds other documents on rank {listing(others)} than on rank 0; every node must have the "
-            "same files"
+            f"{name}: holds other documents on rank {listing(others)} than on rank 0; every node must have "
+            "the same files"
         )
     return datasets._replace(warning=_first(warnings))
 
