@@ -227,10 +227,10 @@ def _read_rows(path: str, keys: Sequence[str], skip: int) -> Iterator[_Record]:
             path, buffer_size=READ_BYTES, page_checksum_verification=True
         ) as file:
             known = file.schema_arrow.names
-            wanted = {key: key if key in known else key.split(".")[0] for key in keys}
-            absent = [missing_key(key, known) for key, name in wanted.items() if name not in known]
-            columns = sorted({*wanted.values()}.intersection(known))
-            if double := [name for name in columns if known.count(name) > 1]:
+            paths = [file.schema.column(i).path for i in range(len(file.schema))]
+            absent = [missing_key(key, known) for key in keys if not {key, _outer(key)}.intersection(known)]
+            columns = sorted({key if _leads_to(key, paths) else _outer(key) for key in keys})
+            if double := [key for key in columns if known.count(key if key in known else _outer(key)) > 1]:
                 raise DataError(f"{path}: has several columns {double[0]!r}, of which one only would be read")
             for group in range(file.num_row_groups):
                 rows = _rows_at_once(file.metadata.row_group(group), columns)
@@ -246,13 +246,22 @@ def _read_rows(path: str, keys: Sequence[str], skip: int) -> Iterator[_Record]:
         raise DataError(f"{path}: after row {number}: cannot be read: {error}") from None
 
 
+def _outer(key: str) -> str:
+    return key.split(".")[0]
+
+
+def _leads_to(key: str, paths: Sequence[str]) -> bool:
+    """Whether one of these columns is `key` or a part of it."""
+    return any(f"{path}.".startswith(f"{key}.") for path in paths)
+
+
 def _rows_at_once(group: Any, columns: Sequence[str]) -> int:
     """How many rows of a row group with this metadata have some READ_BYTES in `columns`."""
     chunks = [group.column(i) for i in range(group.num_columns)]
     size = sum(
         chunk.total_uncompressed_size
         for chunk in chunks
-        if any(f"{chunk.path_in_schema}.".startswith(f"{name}.") for name in columns)
+        if any(_leads_to(name, [chunk.path_in_schema]) for name in columns)
     )
     return max(1, min(PARQUET_ROWS, READ_BYTES * group.num_rows // max(size, 1)))
 

@@ -114,6 +114,30 @@ def test_sentencepiece(tmp_path: Path) -> None:
         make("SentencePieceTokenizer", tokenizer_model=str(tmp_path / "broken.model"))
 
 
+@pytest.mark.parametrize(
+    ("key", "expected"), [("meta.text", "inner"), ("meta.deep.text", "deep"), ("outer.text", "dotted")]
+)
+def test_beside_a_part_of_a_column_nothing_else_of_it_is_read(
+    tmp_path: Path, key: str, expected: str
+) -> None:
+    import pyarrow.parquet
+
+    nanoseconds = pyarrow.scalar(1, pyarrow.timestamp("ns"))  # for which Python has no value
+    meta = pyarrow.StructArray.from_arrays(
+        [
+            pyarrow.array(["inner"]),
+            pyarrow.array([nanoseconds.value], pyarrow.timestamp("ns")),
+            pyarrow.array([{"text": "deep", "texts": ["a", "b"]}]),
+        ],
+        ["text", "time", "deep"],
+    )
+    table = pyarrow.table({"meta": meta, "outer.text": ["dotted"], "outer": [{"text": "not this"}]})
+    pyarrow.parquet.write_table(table, tmp_path / "in.parquet")
+    assert texts_of(tmp_path, tmp_path / "in.parquet", keys=(key,)) == [expected]
+    both = texts_of(tmp_path, tmp_path / "in.parquet", keys=("meta.deep.texts", key))
+    assert both == [expected]
+
+
 def test_tiktoken_json_vocabulary(tmp_path: Path) -> None:
     pytest.importorskip("tiktoken")
     tokens = [bytes([i]) for i in range(256)] + [b"th", b"the", b" the"]

@@ -300,6 +300,10 @@ def test_eod_must_exist(trained: Path, tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text(json.dumps(content))
     with pytest.raises(DataError, match="does not say which token ends a document; name it: --eod-token"):
         _ = make(tokenizer_model=str(tmp_path)).eod
+    deepseek = "<\N{FULLWIDTH VERTICAL LINE}end▁of▁sentence\N{FULLWIDTH VERTICAL LINE}>"
+    renamed = (trained / "tokenizer.json").read_text().replace("<|endoftext|>", deepseek)
+    (tmp_path / "tokenizer.json").write_text(renamed)
+    assert make(tokenizer_model=str(tmp_path)).eod_token == deepseek
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": {"content": "the"}}))
     content["model"]["vocab"]["the"] = 290
     (tmp_path / "tokenizer.json").write_text(json.dumps(content))

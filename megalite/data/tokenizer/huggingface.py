@@ -22,7 +22,10 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer as Library
 
 # Tried in this order when neither the caller nor tokenizer_config.json names the end-of-document token.
-USUAL_EOD = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|end▁of▁sentence|>")
+USUAL_EOD = (
+    *("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>"),
+    "<\uff5cend\u2581of\u2581sentence\uff5c>",  # DeepSeek, with full-width bars
+)
 IN_A_ROW = (
     "; added tokens are numbered from the count of the model's vocabulary on, so that must leave no id out"
 )
