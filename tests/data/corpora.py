@@ -1,16 +1,26 @@
-"""Small datasets and configurations for the tests of this room."""
+"""Small corpora, datasets and configurations, and runs on them, for the tests of this room."""
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from megalite.config.schema import DataConfig
+from megalite.data import preprocess as module
 from megalite.data.indexed_dataset import DatasetWriter
+from megalite.data.inputs import Part, find_inputs
+from megalite.data.preprocess import PreprocessPlan, preprocess
+from megalite.data.tokenizer.byte_level import ByteLevelTokenizer
 
 GOLDENS = Path(__file__).parent / "goldens"
+TOOLS = Path(__file__).parents[2] / "tools"
+NAMES = ("*.bin", "*.idx", "*_document.json", "*.skipped.jsonl")
 
 
 def write_dataset(
@@ -41,3 +51,34 @@ class Words:
         self.vocab_size = vocab_size
         self.eod = eod
         self.identity = identity
+
+
+def lines(path: Path, texts: Sequence[object] = ("0", "1", "2")) -> str:
+    """A corpus of these texts; returns its path."""
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    return str(path)
+
+
+def plan(path: str, prefix: Path, **fields: object) -> PreprocessPlan:
+    return PreprocessPlan(find_inputs([path]), str(prefix), **fields)  # type: ignore[arg-type]  # of any field
+
+
+def run(inputs: Sequence[Part], prefix: Path, **fields: object) -> None:
+    preprocess(PreprocessPlan(inputs, str(prefix), **fields), ByteLevelTokenizer())  # type: ignore[arg-type]
+
+
+def command(tool: str, *args: object, shell: str = "") -> subprocess.CompletedProcess[str]:
+    """A tool with `shell` behind its arguments."""
+    line = ["sh", "-c", f'exec "$@" {shell}', "sh", sys.executable, str(TOOLS / f"{tool}.py")]
+    return subprocess.run(
+        [*line, *map(str, args)], capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False
+    )
+
+
+def every_batch_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "BATCH_DOCUMENTS", 2)
+    monkeypatch.setattr(module, "CHECKPOINT_SECONDS", 0.0)
+
+
+def published(folder: Path) -> list[str]:
+    return [path.name for name in NAMES for path in folder.glob(name)]

@@ -7,6 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from megalite.config import blend
+from megalite.config.blend import parse_blend, read_data_args
 from megalite.config.schema import DataConfig
 from megalite.data.build import Splits, build_datasets
 from megalite.data.errors import DataError
@@ -149,3 +151,25 @@ def test_mock_data(tmp_path: Path) -> None:
     assert valid is not None
     assert test is None
     assert (len(train), len(valid)) == (10, 5)
+
+
+def test_a_list_of_datasets_without_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "list").write_text("corpus " * 3)
+    monkeypatch.setattr(blend, "DATA_ARGS_BYTES", 20)
+    with pytest.raises(ValueError, match="more than 0 MiB: expected weights and prefixes"):
+        read_data_args(str(tmp_path / "list"))
+    for path, reason in ((str(tmp_path / "list"), "more than 0 MiB"), ("/dev/zero", "is a pipe or a device")):
+        with pytest.raises(DataError, match=f"--data-args-path {path}: cannot be read: {reason}"):
+            build_datasets(data_config(tmp_path, data_args_path=path), Words(9, 8), 8, 1, (1, 0, 0))
+
+
+def test_weights_whose_sum_overflows() -> None:
+    with pytest.raises(ValueError, match="the sum of the weights 1e308 1e308 is not finite"):
+        parse_blend(["1e308", "a", "1e308", "b"])
+
+
+def test_a_blend_that_is_too_long_is_told_before_it_is_made(tmp_path: Path) -> None:
+    prefixes = [write_dataset(tmp_path / name, [30] * 20) for name in "ab"]
+    config = data_config(tmp_path / "cache", "1", prefixes[0], "1", prefixes[1])
+    with pytest.raises(DataError, match="a blend of 1000000000000 samples would take an index of 10000 GB"):
+        build_datasets(config, Words(1000, 999), 8, 1, (10**12, 0, 0))

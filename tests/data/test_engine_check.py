@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from megalite.data import engine_check
-from megalite.data.engine_check import CHECKED_DOCUMENTS, check_engine, compare, hard_texts
+from megalite.data.engine_check import CHECKED_DOCUMENTS, check_engine, choose_engine, compare, hard_texts
 from megalite.data.errors import DataError
-from megalite.data.inputs import find_inputs
+from megalite.data.inputs import Part, find_inputs
 from megalite.data.tokenizer.byte_level import ByteLevelTokenizer
 
 
@@ -112,3 +113,31 @@ def test_auto_leaves_standard_input_and_other_tokenizers_to_the_library(tmp_path
     reference = ByteLevelTokenizer()
     for inputs in (find_inputs(["-"], "text", None), find_inputs([str(corpus(tmp_path / "c", ["x"]))])):
         assert engine_check.choose_engine("auto", reference, inputs, ["text"]) == (reference, "library")
+
+
+def test_nothing_of_a_pipe_is_read_before_the_run(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    part = Part(str(pipe), "json")
+    with pytest.raises(DataError, match="cannot be checked before"):
+        check_engine(ByteLevelTokenizer(), ByteLevelTokenizer(), [part], ["text"])
+    (tmp_path / "large.txt").touch()
+    os.truncate(tmp_path / "large.txt", 1 << 30)
+    inputs = [part, Part(str(tmp_path / "large.txt"), "text")]
+    assert choose_engine("auto", ByteLevelTokenizer(), inputs, ["text"])[1] == "library"
+
+
+def test_the_check_of_an_engine_does_not_read_on_for_a_key_that_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a.jsonl").write_text('{"body": "a"}\n' * 1000)
+    monkeypatch.setattr(engine_check, "CHECKED_DOCUMENTS", 10)
+    original, seen = engine_check.parse_document, []
+
+    def counted(*of: object) -> list[list[str]]:
+        seen.append(of)
+        return original(*of)  # type: ignore[arg-type]  # whatever it was called with
+
+    monkeypatch.setattr(engine_check, "parse_document", counted)
+    assert list(engine_check.first_texts(find_inputs([str(tmp_path / "a.jsonl")]), ["text"])) == []
+    assert len(seen) == 10

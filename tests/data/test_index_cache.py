@@ -15,12 +15,14 @@ import pytest
 
 from megalite import _C
 from megalite.data import index_cache
+from megalite.data.blended_dataset import cached_blend_index
+from megalite.data.build import build_datasets
 from megalite.data.errors import DataError
 from megalite.data.gpt_dataset import GPTDataset
 from megalite.data.index_cache import ArraySpec, cached_arrays, watched
 from megalite.data.indexed_dataset import open_dataset
 from megalite.data.sample_plan import build_sample_index, plan_samples
-from tests.data.corpora import write_dataset
+from tests.data.corpora import Words, data_config, write_dataset
 
 SPECS = [ArraySpec("numbers", np.dtype(np.int64), (5,)), ArraySpec("none", np.dtype(np.int32), (0, 2))]
 
@@ -327,3 +329,34 @@ def test_full_disk_falls_back_to_memory(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(index_cache.os, "posix_fallocate", full)
     assert _build_slowly(str(tmp_path / "cache"), str(tmp_path / "log")) == 10
     assert entries(tmp_path / "cache") == []
+
+
+def test_a_damaged_blend_in_the_cache_is_built_again(tmp_path: Path) -> None:
+    before = [array.tolist() for array in cached_blend_index(tmp_path, [0.5, 0.5], 20)]
+    for path in tmp_path.glob("*/*.npy"):
+        array = np.load(path)
+        for wrong in (-1, 0, 12345):
+            np.save(path, np.full_like(array, wrong))
+            assert [array.tolist() for array in cached_blend_index(tmp_path, [0.5, 0.5], 20)] == before
+
+
+def test_a_cache_that_is_not_written_is_not_reported_as_built(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from tools.inspect_data import main
+
+    prefix = write_dataset(tmp_path / "a", [40] * 5)
+    (tmp_path / "file").touch()
+    flags = ["--data-path", prefix, "--split", "1", "--seq-length", "8", "--build-cache"]
+    nowhere = ["--data-cache-path", str(tmp_path / "file" / "cache")]
+    assert main([*flags, *nowhere]) == 1
+    message = f"index arrays cannot be kept in {tmp_path / 'file' / 'cache'} (Not a directory): every process"
+    assert f"error: --build-cache: {message}" in capsys.readouterr().err
+    assert main([*flags[:-1], "--train-samples", "3", "--valid-samples", "3", *nowhere]) == 0
+    assert capsys.readouterr().err.count(f"warning: {message}") == 1
+    assert main([*flags, "--data-cache-path", str(tmp_path / "cache")]) == 0
+    assert capsys.readouterr().err == ""
+    for cache, told in (("file/cache", message), ("cache", None)):
+        config = data_config(tmp_path / cache, "1", prefix, "2", prefix)
+        found = build_datasets(config, Words(1000, 999), 8, 1, (9, 0, 0)).warning
+        assert found is told is None or message in str(found)

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
+import itertools
 import math
+import os
 import struct
+import threading
 import zlib
 from pathlib import Path
 
@@ -14,6 +18,7 @@ import pytest
 from megalite import _C
 from megalite.data.errors import DataError
 from megalite.data.indexed_dataset import DatasetWriter, open_dataset, token_dtype, unigram_entropy
+from megalite.data.verify import verify
 from tests.data.corpora import write_dataset
 
 LENGTHS = [3, 5, 0, 2]
@@ -233,3 +238,63 @@ def test_unigram_entropy(tmp_path: Path) -> None:
         writer.add(np.array([7, 7, 9, 3]), np.array([4], dtype=np.int32))
     expected = 0.5 * math.log(2) + 2 * 0.25 * math.log(4)
     assert unigram_entropy(open_dataset(str(tmp_path / "d"))) == pytest.approx(expected, rel=1e-12)
+
+
+def test_a_dataset_that_is_replaced_while_it_is_opened(tmp_path: Path) -> None:
+    """An index beside the tokens of another, where both have as many bytes."""
+    for seed, (name, lengths) in enumerate((("a", [1, 3]), ("b", [3, 1]))):
+        write_dataset(tmp_path / name, lengths, seed=seed)
+    stop = threading.Event()
+
+    def replace() -> None:
+        for name in itertools.cycle("ab"):
+            for suffix in (".bin", ".idx"):
+                os.link(tmp_path / f"{name}{suffix}", tmp_path / f"new{suffix}")
+            (tmp_path / "x.idx").unlink(missing_ok=True)
+            for suffix in (".bin", ".idx"):
+                (tmp_path / f"new{suffix}").rename(tmp_path / f"x{suffix}")
+            if stop.is_set():
+                return
+
+    tokens = {(1, 3): open_dataset(f"{tmp_path}/a").stream().tolist()}
+    tokens[3, 1] = open_dataset(f"{tmp_path}/b").stream().tolist()
+    thread = threading.Thread(target=replace)
+    thread.start()
+    opened = 0
+    for _ in range(5000):
+        with contextlib.suppress(DataError):
+            dataset = open_dataset(f"{tmp_path}/x")
+            opened += 1
+            if dataset.stream().tolist() != tokens[tuple(dataset.lengths.tolist())]:
+                opened = -(10**9)
+    stop.set()
+    thread.join()
+    assert opened > 0
+
+
+def test_an_index_never_stands_beside_tokens_of_another_run(tmp_path: Path) -> None:
+    prefix = write_dataset(tmp_path / "out", [3, 4], seed=1)
+
+    Path(f"{prefix}.bin").unlink()
+    Path(f"{prefix}.bin").mkdir()  # the first rename fails, as if the run were killed there
+    with pytest.raises(DataError, match="cannot be given its final name"):
+        write_dataset(tmp_path / "out", [3, 4], seed=2)
+
+    assert not Path(f"{prefix}.idx").exists()
+
+
+def test_a_dataset_of_no_token_ids(tmp_path: Path) -> None:
+    prefix = write_dataset(tmp_path / "a", [3], dtype="int32")
+    index = bytearray(Path(f"{prefix}.idx").read_bytes())
+    index[17] = 7  # float32
+    Path(f"{prefix}.idx").write_bytes(index)
+    np.full(3, np.nan, dtype=np.float32).tofile(f"{prefix}.bin")
+    with pytest.raises(DataError, match="holds float32, which are no token ids"):
+        verify(prefix)
+
+
+def test_a_path_that_is_no_utf8(tmp_path: Path) -> None:
+    prefix = os.fsdecode(os.fsencode(tmp_path) + b"/by\xffte")
+    for use in (open_dataset, lambda path: DatasetWriter(path, "uint16")):
+        with pytest.raises(DataError, match=r"by\\xffte: a dataset's path must be UTF-8"):
+            use(prefix)

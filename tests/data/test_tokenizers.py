@@ -20,6 +20,7 @@ from megalite.data.inputs import find_inputs
 from megalite.data.preprocess import PreprocessPlan, preprocess
 from megalite.data.sample_corpus import EOD_TOKEN, prepare_sample, train_tokenizer
 from megalite.data.tokenizer import Tokenizer, build_tokenizer
+from megalite.data.tokenizer.huggingface import _configured_eod
 
 SAMPLE = Path(__file__).parents[2] / "examples" / "data" / "sample.jsonl"
 
@@ -392,3 +393,10 @@ def test_sample_holds_no_text_of_utf8_read_as_latin1() -> None:
     texts = [json.loads(line)["text"] for line in SAMPLE.read_bytes().splitlines()]
     assert any("naïve" in text for text in texts)
     assert [text for text in texts if lead_then_continuation.search(text)] == []
+
+
+def test_an_end_of_document_token_that_is_no_text(tmp_path: Path) -> None:
+    for wrong in (5, ["</s>"], {"content": 5}):
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": wrong}))
+        with pytest.raises(DataError, match=r"tokenizer_config\.json: eos_token: expected a string, found"):
+            _configured_eod(tmp_path)

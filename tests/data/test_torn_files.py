@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from megalite.data.build import build_datasets
+from megalite.data.errors import DataError
 from megalite.data.indexed_dataset import DatasetWriter
+from tests.data.corpora import Words, data_config, write_dataset
 
 PREPARE = """
 import os, sys, threading
@@ -137,3 +142,23 @@ print(view[5000])
     )
     assert (done.returncode, done.stdout) == (-signal.SIGBUS, "")
     assert told in done.stderr
+
+
+def test_a_blend_that_is_cut_while_it_is_read_is_a_message(tmp_path: Path) -> None:
+    prefixes = [write_dataset(tmp_path / name, [30] * 2000) for name in "ab"]
+    config = data_config(tmp_path / "cache", "1", prefixes[0], "1", prefixes[1])
+    dataset = build_datasets(config, Words(1000, 999), 8, 1, (5000, 0, 0)).train
+    assert dataset is not None
+    assert dataset.order is not None
+    saved = dataset.order.record(10)
+    changed = data_config(tmp_path / "cache", "1", prefixes[0], "2", prefixes[1])
+    resumed = build_datasets(changed, Words(1000, 999), 8, 1, (5000, 0, 0), saved).train
+    assert resumed is not None
+    for path in (tmp_path / "cache").glob("*/dataset_sample_index.npy"):
+        os.truncate(path, 200)
+    time.sleep(0.02)  # a file that was good is not looked at for 10 ms
+    for source in (dataset.samples, resumed.samples):
+        with pytest.raises(DataError, match=r"dataset_sample_index\.npy: had .* bytes when it was opened"):
+            source.read(np.arange(4000, 4010), np.empty((10, 9), dtype=np.int64))
+        with pytest.raises(DataError, match="something cut it while it was in use"):
+            source.places(4000)

@@ -1,0 +1,208 @@
+"""The tools as commands: values of flags, standard streams, and messages in place of tracebacks."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from megalite.data.command import _Lasting, _text
+from megalite.data.errors import DataError
+from megalite.data.indexed_dataset import open_dataset
+from megalite.data.inputs import find_inputs
+from megalite.data.merge import merge
+from tests.data.corpora import TOOLS, command, lines, write_dataset
+
+NUMBERS = ["workers", "partitions", "partition-index", "log-interval", "vocab-size", "null-tokenizer-eod-id"]
+NUMBERS += ["tiktoken-num-special-tokens"]
+
+
+@pytest.mark.parametrize(
+    ("flag", "given", "expected"),
+    [
+        *(
+            (f"--{name}", given, "a whole number from ")
+            for name in NUMBERS
+            for given in ("-1", "9" * 30, "x")
+        ),
+        ("--workers", "1025", "a whole number from 1 to 1024"),
+        ("--vocab-size", "2147483648", "a whole number from 1 to 2147483647"),
+        ("--null-tokenizer-eod-id", "2147483648", "a whole number from 0 to 2147483647"),
+        ("--json-keys", "by\udcffte", "expected UTF-8"),
+        ("--eod-token", "by\udcffte", "expected UTF-8"),
+    ],
+)
+def test_flags_without_measure(
+    capsys: pytest.CaptureFixture[str], flag: str, given: str, expected: str
+) -> None:
+    from tools.preprocess_data import arguments
+
+    with pytest.raises(SystemExit):
+        arguments(["--input", "x", "--output-prefix", "out", flag, given])
+    shown = given.replace("\udcff", "\\xff")
+    assert (
+        f"argument {flag}: {shown}: expected {expected.removeprefix('expected ')}" in capsys.readouterr().err
+    )
+
+
+def test_a_number_beyond_its_range_is_told_for_each_flag(capsys: pytest.CaptureFixture[str]) -> None:
+    from tools.inspect_data import arguments
+
+    flags = ["seq-length", "seed", "train-samples", "valid-samples", "test-samples", "iteration", "document"]
+    flags += ["global-batch-size", "micro-batch-size", "data-parallel-size"]
+    for given in ("-1", "9223372036854775808", "1e3", "nan", "9" * 5000):
+        shown = given if len(given) < 40 else f"{given[:37]}..."
+        for flag in flags:
+            with pytest.raises(SystemExit):
+                arguments(["prefix", f"--{flag}", given])
+            assert f"--{flag}: {shown}: expected a whole number from " in capsys.readouterr().err
+        with pytest.raises(SystemExit):
+            arguments(["prefix", "--rampup-batch-size", "1", "1", given])
+        assert f"{shown}: expected a whole number from 1" in capsys.readouterr().err
+
+
+def test_an_empty_path_is_not_the_working_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from tools import inspect_data, merge_datasets, prepare_sample, preprocess_data
+
+    monkeypatch.chdir(tmp_path)
+    write_dataset(Path("a"), [3])
+    before = sorted(os.listdir())
+    merge_flags = {"--input": "a", "--output-prefix": "b"}
+    tokenizer = {"--tokenizer-model": "t", "--vocab-file": "v", "--merge-file": "m"}
+    work = {**merge_flags, **tokenizer}
+    runs = {
+        "--data-path": "a",
+        "--data-cache-path": "c",
+        "--load": "d",
+        "--histogram-png": "e",
+        "--dump": "f",
+    }
+    for main, flags in (
+        (merge_datasets.main, merge_flags),
+        (preprocess_data.main, work),
+        (inspect_data.main, runs),
+        (prepare_sample.main, {"--output": "b", "--input": "a.bin"}),
+        (prepare_sample.main, {"--entropy": "a"}),
+    ):
+        for empty in flags:
+            with pytest.raises(SystemExit):
+                main([word for flag in flags for word in (flag, "" if flag == empty else flags[flag])])
+            assert f'{empty}: "": expected a path' in capsys.readouterr().err
+    for prefix in ("", "folder/"):
+        with pytest.raises(DataError, match="a dataset's path must end in its name"):
+            merge(["a"], prefix)
+    assert sorted(os.listdir()) == before
+
+
+def test_a_slurm_task_that_is_no_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLURM_ARRAY_TASK_ID", "4294967294x")
+    flags = ["--tokenizer-type", "ByteLevelTokenizer", "--partitions", "2"]
+    found = command(
+        "preprocess_data", "--input", lines(tmp_path / "in.jsonl"), "--output-prefix", tmp_path / "o", *flags
+    )
+    assert (found.returncode, "expected numbers" in found.stderr) == (1, True)
+
+
+def test_standard_streams_that_are_closed(tmp_path: Path) -> None:
+    flags = ["--tokenizer-type", "ByteLevelTokenizer", "--workers", "1"]
+    closed = command(
+        "preprocess_data", "--input", "-", "--output-prefix", tmp_path / "a", *flags, shell="<&-"
+    )
+    assert (closed.returncode, "standard input is closed" in closed.stderr) == (1, True)
+    assert "Traceback" not in closed.stderr
+    source = lines(tmp_path / "in.jsonl")
+    silent = command(
+        "preprocess_data", "--input", source, "--output-prefix", tmp_path / "b", *flags, shell="2>&-"
+    )
+    assert silent.returncode == 0
+    assert open_dataset(str(tmp_path / "b_text_document")).documents == 3
+    with pytest.raises(DataError, match="standard input can be read only once"):
+        find_inputs(["-", "-"])
+
+
+FULL = "merge_datasets: error: all is done, but standard output takes nothing: No space left on device\n"
+
+
+@pytest.mark.parametrize(
+    ("shell", "message"),
+    [
+        ('"$@" | true', ""),
+        ('"$@" > /dev/full', FULL),
+        ('"$@" --input "$4" "$4" 2> /dev/full', ""),  # there is a warning
+        ('PYTHONIOENCODING=ascii "$@"', ""),
+        ('mkdir x; cd x; rmdir ../x; "$@"', "merge_datasets: error: the working folder was deleted\n"),
+    ],
+)
+def test_what_becomes_of_its_output_does_not_end_a_tool(tmp_path: Path, shell: str, message: str) -> None:
+    prefix = write_dataset(tmp_path / "naïve", [3, 4])
+    line = ["sh", "-c", shell, "sh", sys.executable, str(TOOLS / "merge_datasets.py"), "--input", prefix]
+    line += ["--output-prefix", str(tmp_path / "whole")]
+    found = subprocess.run(line, capture_output=True, text=True, cwd=tmp_path, check=False)
+    assert (found.returncode, found.stderr) == (int(message != ""), message)
+    assert (tmp_path / "whole.idx").exists() == ("deleted" not in message)
+
+
+def test_output_that_does_not_block_is_waited_for() -> None:
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    filled = os.write(writer, bytes(1 << 24))
+    drain = threading.Timer(0.2, os.read, (reader, filled))
+    drain.start()
+    with contextlib.redirect_stdout(_text(raw := _Lasting(writer), sys.stdout, "replace")):
+        print("all is done")
+    drain.join()
+    assert (os.read(reader, filled), raw.error) == (b"all is done\n", None)
+    os.close(reader)
+    os.close(writer)
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--split", "1e308,1e308,1e308"], "1e308: shares must be finite, also their sum"),
+        (["--dump", "/nowhere/x.npz"], "/nowhere/x.npz.partial: cannot be written: No such file"),
+    ],
+)
+def test_inspect_data_says_what_is_wrong(tmp_path: Path, flags: Sequence[str], message: str) -> None:
+    prefix = write_dataset(tmp_path / "a", [30, 40])
+    found = command("inspect_data", "--data-path", prefix, "--split", "1", "--seq-length", "8", *flags)
+    assert found.returncode != 0
+    assert message in found.stderr
+    assert "Traceback" not in found.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [("x.foo", "Format 'foo' is not supported"), ("", "is no file that could be replaced")],
+)
+def test_a_picture_that_cannot_be_made(tmp_path: Path, name: str, message: str) -> None:
+    prefix, target = write_dataset(tmp_path / "a", [3]), tmp_path / "pictures" / name
+    (tmp_path / "pictures").mkdir()
+    found = command("inspect_data", prefix, "--histogram-png", target)
+    assert (found.returncode, "Traceback" in found.stderr) == (1, False)
+    assert message in found.stderr
+    assert not (tmp_path / "pictures.png").exists()
+
+
+def test_prepare_sample_says_what_it_cannot_do(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    tool = Path(__file__).parents[2] / "tools" / "prepare_sample.py"
+    for flags, message in (
+        (["--output", str(tmp_path / "file")], "File exists"),
+        (["--output", str(tmp_path / "file" / "below")], "Not a directory"),
+        (["--output", str(tmp_path / "sample"), "--vocab-size", "1000000000000"], "at most 10000000"),
+        (["--entropy", f"{tmp_path}/"], "must end in its name"),
+    ):
+        done = subprocess.run(
+            [sys.executable, str(tool), *flags], capture_output=True, text=True, check=False, timeout=60
+        )
+        assert (done.returncode, len(done.stderr.splitlines())) == (1, 1)
+        assert message in done.stderr

@@ -1,0 +1,235 @@
+"""What is found as an input: folders, patterns, links, pipes, parts of files, and what is left out."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from megalite.data.errors import DataError
+from megalite.data.indexed_dataset import open_dataset
+from megalite.data.inputs import Part, check_apart, corpus_hash, find_inputs, take_partition
+from megalite.data.merge import merge
+from megalite.data.preprocess import PreprocessPlan, preprocess
+from megalite.data.resume import Place, RunState
+from megalite.data.tokenizer.byte_level import ByteLevelTokenizer
+from tests.data.corpora import command, lines, run, write_dataset
+from tests.data.unprivileged import LINUX, drop
+
+
+@pytest.mark.parametrize("given", [".", "c*", "*/*.jsonl", "**/*.jsonl"])
+def test_nothing_of_a_folder_is_left_out_without_a_word(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("corpus/a", "corpus/b", "elsewhere"):
+        (tmp_path / name).mkdir(parents=True)
+        (tmp_path / name / "x.jsonl").write_text('{"text": "x"}\n')
+    os.mkfifo("corpus/pipe")
+    Path("corpus/link").symlink_to("../elsewhere")
+    pattern = f"corpus/{given}" if given != "c*" else given
+    assert len(find_inputs([pattern])) == 3
+    Path("corpus/a/gone.jsonl").symlink_to("nowhere")
+    with pytest.raises(DataError, match=r"corpus/.*a/gone\.jsonl: a link to .*/nowhere, which is not there"):
+        find_inputs([pattern])
+    Path("corpus/a/gone.jsonl").unlink()
+    Path("corpus/b/back").symlink_to("..")
+    if given != "*/*.jsonl":
+        with pytest.raises(DataError, match="b/back: a link to a folder that it lies in"):
+            find_inputs([pattern])
+
+
+FIND_EACH = """
+import sys
+from megalite.data.errors import DataError
+from megalite.data.inputs import find_inputs
+for pattern in sys.argv[1:]:
+    try:
+        print(find_inputs([pattern]))
+    except (DataError, OSError) as error:
+        print(error)
+"""
+READS_ALL = (1, 2)  # CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH: whoever has one may read every folder
+
+
+@LINUX
+@pytest.mark.parametrize("name", ["b", "lost+found"])
+def test_a_folder_that_cannot_be_read(tmp_path: Path, name: str) -> None:
+    for folder in ("a", name):
+        (tmp_path / "corpus" / folder).mkdir(parents=True)
+        (tmp_path / "corpus" / folder / "x.jsonl").touch()
+    (tmp_path / "corpus" / name).chmod(0)
+    patterns = ["corpus", "c*", "corpus/*", "corpus/*/*.jsonl", "corpus/**/*.jsonl"]
+    line = [sys.executable, "-c", FIND_EACH, *patterns]
+    done = subprocess.run(
+        line, capture_output=True, text=True, cwd=tmp_path, check=True, preexec_fn=lambda: drop(*READS_ALL)
+    )
+    (tmp_path / "corpus" / name).chmod(0o755)
+    found = done.stdout.splitlines()
+    assert len(found) == len(patterns)
+    for message in found:
+        if name == "b":
+            assert re.search(r"corpus/b/?(: the folder cannot be read|')$", message)
+        else:
+            assert message == str([Part("corpus/a/x.jsonl", "json")])
+
+
+@pytest.mark.parametrize("pattern", ["corpus", "corpus/**", "**/*.jsonl"])
+def test_folders_that_are_linked_in_circles(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pattern: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for folder, other in ("ab", "ba"):
+        (tmp_path / "corpus" / folder).mkdir(parents=True)
+        (tmp_path / "corpus" / folder / "x.jsonl").touch()
+        for name in ("link", "twin"):  # two: 2^40 ways to read on
+            (tmp_path / "corpus" / folder / name).symlink_to(f"../{other}")
+    with pytest.raises(DataError, match=r"corpus/./(link|twin)/(link|twin): a link to a folder that"):
+        find_inputs([pattern])
+
+
+def test_hidden_files_and_backup_copies_are_left_out(tmp_path: Path) -> None:
+    for name in ("a.jsonl", "a.jsonl~", ".DS_Store", ".git/x.jsonl", "b/.a.jsonl.tmp", "b/c.jsonl"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    told: list[str] = []
+    found = find_inputs([str(tmp_path)], warn=told.append)
+    assert [part.path for part in found] == [f"{tmp_path}/a.jsonl", f"{tmp_path}/b/c.jsonl"]
+    names = ", ".join(f"{tmp_path}/{name}" for name in (".git", "a.jsonl~", ".DS_Store", "b/.a.jsonl.tmp"))
+    assert sorted(told[0].split()) == sorted(f"left out, as hidden or a backup copy: {names}".split())
+
+
+@pytest.mark.parametrize("pattern", ["*.jsonl", "*.json*", "**"])
+def test_what_a_run_has_written_is_not_read_by_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], pattern: str
+) -> None:
+    from tools import preprocess_data
+
+    monkeypatch.chdir(tmp_path)
+    Path("corpus.jsonl").write_text('{"text": "a"}\n{}\n{"text": "c"}\n')
+    flags = ["--input", pattern, "--tokenizer-type", "ByteLevelTokenizer", "--workers", "1"]
+    flags += ["--output-prefix", "corpus", "--on-error", "skip"]
+    Path("corpus.progress.json").touch()
+    for share in ("0", "1", "0"):
+        assert preprocess_data.main([*flags, "--partitions", "2", "--partition-index", share]) == 0
+    assert re.search("left out, as output of this command: .*_part00000of00002", capsys.readouterr().err)
+    merge([f"corpus_part0000{i}of00002_text_document" for i in range(2)], "whole")
+    assert open_dataset("whole").stream().tolist() == list(b"ac")
+    Path("x_text_document.json").write_text('{"text": "a"}\n')
+    with pytest.raises(DataError, match=r"x_text_document\.json: cannot be read as a dataset's description"):
+        preprocess(PreprocessPlan(find_inputs(["corpus.jsonl"]), "x"), ByteLevelTokenizer())
+
+
+def test_a_corpus_with_the_name_of_a_description_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from tools import preprocess_data
+
+    monkeypatch.chdir(tmp_path)
+    Path("wiki_en_document.json").write_text('{"text": "a"}\n')
+    flags = ["--output-prefix", "wiki", "--tokenizer-type", "ByteLevelTokenizer", "--workers", "1"]
+    for given in (["wiki_en_document.json"], ["*.json"], sorted(map(str, Path().glob("*")))):
+        assert preprocess_data.main(["--input", *given, *flags]) == 0
+        assert open_dataset("wiki_text_document").stream().tolist() == list(b"a")
+    capsys.readouterr()
+    products = ["wiki_text_document.json", "wiki_text_document.bin"]
+    assert preprocess_data.main(["--input", *products, *flags]) == 1
+    message = f"error: --input: all inputs are output of this command: {', '.join(products)}\n"
+    assert capsys.readouterr().err == f"preprocess_data: {message}"
+    assert open_dataset("wiki_text_document").documents == 1
+
+
+def test_an_output_in_a_folder_that_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "corpus" / "deep").mkdir(parents=True)
+    for prefix in ("corpus/out", "corpus/deep/out", str(tmp_path / "corpus" / "new" / "out")):
+        with pytest.raises(DataError, match=r"lies in the folder corpus, all of which is read"):
+            check_apart(["corpus"], prefix)
+    check_apart(["corpus", "*"], "out")
+    check_apart(["corpus"], "corpus_out")
+
+
+def test_a_file_that_is_read_again_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And is read again: in Megatron-LM too that is how a file is given more weight."""
+    monkeypatch.chdir(tmp_path)
+    lines(Path("x.jsonl"))
+    Path("link.jsonl").symlink_to("x.jsonl")
+    flags = ["--tokenizer-type", "ByteLevelTokenizer", "--workers", "1", "--output-prefix", "out"]
+    done = command("preprocess_data", "--input", "x.jsonl", "./x.jsonl", "*.jsonl", *flags)
+    assert "warning: read again, so that documents come several times: ./x.jsonl (the same as x.jsonl), " in (
+        done.stderr
+    )
+    assert "link.jsonl (the same as x.jsonl), x.jsonl (the same as x.jsonl)\n" in done.stderr
+    assert open_dataset("out_text_document").documents == 4 * 3
+    write_dataset(Path("a"), [3, 4])
+    done = command("merge_datasets", "--input", "a", "./a", "--output-prefix", "whole")
+    assert (done.returncode, open_dataset("whole").tokens) == (0, 14)
+    assert "warning: read again, so that documents come several times: ./a.bin (the same as a.bin)" in (
+        done.stderr
+    )
+    assert command("merge_datasets", "--input", "a", "whole", "--output-prefix", "b").stderr == ""
+    done = command("merge_datasets", "--input", ".", "--output-prefix", "all")  # the next would read it again
+    assert done.returncode == 1
+    assert "folder ., all of which is read; give another, or the prefixes in it" in done.stderr
+
+
+def test_a_pipe_is_not_read_in_parts_and_not_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from tools import preprocess_data
+
+    flags = ["--output-prefix", str(tmp_path / "x"), "--tokenizer-type", "ByteLevelTokenizer"]
+    flags += ["--partitions", "2", "--partition-index", "0"]
+    assert preprocess_data.main(["--input", "-", *flags]) == 1
+    assert "standard input and pipes cannot be read in parts: -" in capsys.readouterr().err
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with pytest.raises(DataError, match=f"cannot be read in parts: {pipe}"):
+        take_partition([Part(str(pipe), "json")], 0, 2)
+    state = RunState(str(tmp_path / "out"), [Part(str(pipe), "json")], {})
+    state.path.write_text(
+        json.dumps({"run": state.run, "place": list(Place()), "written": [[]], "skipped": [0, 0]})
+    )
+    assert state.load() is None  # what a killed run took from it is gone
+    writer = threading.Thread(target=pipe.write_text, args=('{"text": "ab"}\n',))
+    writer.start()
+    run([Part(str(pipe), "json")], tmp_path / "out")
+    writer.join()
+    assert open_dataset(str(tmp_path / "out_text_document")).tokens == 2
+
+
+def test_empty_files_at_the_end_belong_to_the_last_partition(tmp_path: Path) -> None:
+    for name, text in (("a", ""), ("b", "hello"), ("c", ""), ("d", "")):
+        (tmp_path / f"{name}.txt").write_text(text)
+    whole = find_inputs([str(tmp_path)])
+    for partitions in (1, 2, 3, 9):
+        assert [part for i in range(partitions) for part in take_partition(whole, i, partitions)] == whole
+    empty = whole[2:]
+    assert [part for i in range(2) for part in take_partition(empty, i, 2)] == empty
+
+
+def test_the_order_of_files_of_one_name_is_told_apart(tmp_path: Path) -> None:
+    for folder in ("here/x", "here/y", "there/x", "there/y"):
+        (tmp_path / folder).mkdir(parents=True)
+        (tmp_path / folder / "in.jsonl").write_text('{"text": "a"}\n')
+    here, back, there = (
+        corpus_hash(find_inputs([str(tmp_path / place / name / "in.jsonl") for name in order]))
+        for place, order in (("here", "xy"), ("here", "yx"), ("there", "xy"))
+    )
+    assert here != back
+    assert here == there
+
+
+def test_a_name_that_is_not_utf8(tmp_path: Path) -> None:
+    path = os.fsdecode(os.fsencode(tmp_path) + b"/a\xff.jsonl")
+    Path(path).write_text('{"text": "a"}\nbroken\n')
+    plan = PreprocessPlan(find_inputs([path]), str(tmp_path / "out"), skip_errors=True)
+    (info,) = preprocess(plan, ByteLevelTokenizer())
+    assert info.sources == (f"{tmp_path}/a\\xff.jsonl",)
+    assert json.loads((tmp_path / "out.skipped.jsonl").read_text())["file"] == info.sources[0]

@@ -1,0 +1,135 @@
+"""What may be merged: datasets, folders of them, and the shares of one corpus."""
+
+from __future__ import annotations
+
+import tracemalloc
+from pathlib import Path
+
+import pytest
+
+from megalite.data.errors import DataError
+from megalite.data.inputs import Part, corpus_hash, find_inputs, take_partition
+from megalite.data.merge import merge
+from megalite.data.preprocess import PreprocessPlan, preprocess
+from megalite.data.tokenizer.byte_level import ByteLevelTokenizer
+from tests.data.corpora import lines, run, write_dataset
+
+
+def test_a_merge_does_not_eat_its_input(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_dataset(Path("a"), [3, 4])
+    before = Path("a.bin").read_bytes()
+    for name in ("./a", str(tmp_path / "a")):
+        with pytest.raises(DataError, match="the output is one of the inputs"):
+            merge(["a"], name)
+    for suffix in ("bin", "idx"):
+        Path("other").mkdir(exist_ok=True)
+        Path(f"other/link.{suffix}").symlink_to(f"../a.{suffix}")
+    Path("folder").symlink_to(".")
+    for inputs, name in ((["other/link"], "a"), (["a"], "other/link"), (["a"], "folder/a")):
+        with pytest.raises(DataError, match=f"{name}: the output is one of the inputs, {inputs[0]}"):
+            merge(inputs, name)
+    assert Path("a.bin").read_bytes() == before
+    lines(Path("corpus.json"))
+    with pytest.raises(DataError, match=r"corpus\.json: cannot be read as a dataset's description"):
+        merge(["a"], "corpus")
+    assert not Path("corpus.idx").exists()
+
+
+def both_keys(path: Path) -> list[Part]:
+    path.write_text('{"a": "x", "b": "y"}\n' * 8)
+    return find_inputs([str(path)])
+
+
+def test_a_folder_is_merged_whole_or_not_at_all(tmp_path: Path) -> None:
+    from tools.merge_datasets import find_datasets
+
+    inputs, folder = both_keys(tmp_path / "in.jsonl"), tmp_path / "parts"
+    run(inputs, folder / "x", json_keys=["a"])
+    run(inputs, folder / "y", json_keys=["a"])
+    before = [f"{folder}/x_a_document", f"{folder}/y_a_document"]
+    assert find_datasets([str(folder)]) == before
+    for name in ("z.bin", "z.bin.partial", "z.idx.partial"):  # of a copy or a run that has not ended
+        (folder / name).touch()
+        with pytest.raises(DataError, match=r"parts/z\.idx does not exist; a dataset is a pair of files"):
+            merge(find_datasets([str(folder)]), str(tmp_path / "whole"))
+        (folder / name).unlink()
+    run(inputs, folder / "x", json_keys=["b"])
+    with pytest.raises(DataError, match="parts: holds datasets of the keys a, b"):
+        find_datasets([str(folder)])
+    assert find_datasets([*before, f"{folder}/x_b_document"])[2] == f"{folder}/x_b_document"
+
+
+@pytest.mark.parametrize("described", [True, False])
+def test_shares_are_not_merged_with_their_whole(tmp_path: Path, described: bool) -> None:
+    inputs = both_keys(tmp_path / "in.jsonl")
+    prefixes = [str(tmp_path / f"x_part0000{i}of00002_a_document") for i in range(2)]
+    for i in range(2):
+        run(take_partition(inputs, i, 2), tmp_path / "x", json_keys=["a"], partition=(i, 2), corpus="c")
+    merge(prefixes, str(tmp_path / "whole"))
+    if not described:  # as by a program that is not ours
+        (tmp_path / "whole.json").unlink()
+    with pytest.raises(DataError, match=r"whole: is no share of a corpus, as .* is; merge the shares by"):
+        merge([*prefixes, str(tmp_path / "whole")], str(tmp_path / "other"))
+    assert not (tmp_path / "other.idx").exists()
+
+
+def test_a_share_of_very_many_is_refused_in_little_memory(tmp_path: Path) -> None:
+    (tmp_path / "in.jsonl").write_text('{"text": "a"}\n')
+    work = PreprocessPlan(
+        find_inputs([str(tmp_path / "in.jsonl")]), str(tmp_path / "out"), partition=(3, 10**6), corpus="c"
+    )
+    preprocess(work, ByteLevelTokenizer())
+    tracemalloc.start()
+    with pytest.raises(DataError, match=r"one of 1000000 partitions .*; missing: 0, 1, 2, 4, 5"):
+        merge([work.prefix("text")], str(tmp_path / "whole"))
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert most < 1 << 20  # a list of them all has 100 MB
+
+
+def test_shares_of_inputs_that_changed_are_not_merged(tmp_path: Path) -> None:
+    path = lines(tmp_path / "in.jsonl", ["a"] * 100)
+    for index in range(2):
+        whole = find_inputs([path])
+        work = PreprocessPlan(
+            take_partition(whole, index, 2),
+            str(tmp_path / "out"),
+            partition=(index, 2),
+            corpus=corpus_hash(whole),
+        )
+        preprocess(work, ByteLevelTokenizer())
+        lines(Path(path), ["a"] * 140)  # the second share begins 20 documents later than the first has ended
+    shares = [str(tmp_path / f"out_part0000{index}of00002_text_document") for index in range(2)]
+    with pytest.raises(DataError, match="shares of two corpora do not make one"):
+        merge(shares, str(tmp_path / "whole"))
+    assert not list(tmp_path.glob("whole*"))
+
+
+class WithOptions(ByteLevelTokenizer):
+    options = "special tokens allowed"
+
+
+def share(path: str, folder: Path, index: int, tokenizer: ByteLevelTokenizer, key: str = "text") -> str:
+    whole = find_inputs([path])
+    work = PreprocessPlan(
+        take_partition(whole, index, 2),
+        str(folder / "out"),
+        json_keys=(key,),
+        partition=(index, 2),
+        corpus=corpus_hash(whole),
+    )
+    preprocess(work, tokenizer)
+    return work.prefix(key)
+
+
+@pytest.mark.parametrize("what", ["key", "tokenizer options"])
+def test_shares_of_different_runs_are_not_merged(tmp_path: Path, what: str) -> None:
+    path = str(tmp_path / "in.jsonl")
+    Path(path).write_text('{"text": "a", "title": "b"}\n' * 10)
+    first = share(path, tmp_path, 0, ByteLevelTokenizer())
+    key = "title" if what == "key" else "text"
+    second = share(path, tmp_path, 1, WithOptions() if key == "text" else ByteLevelTokenizer(), key)
+    with pytest.raises(DataError, match=f"its {what} is .*; shares of two runs do not make one"):
+        merge([first, second], str(tmp_path / "whole"))
+    assert not list(tmp_path.glob("whole*"))

@@ -1,0 +1,196 @@
+"""What is written, replaced, described, published and left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from megalite.data.dataset_info import read_info
+from megalite.data.errors import DataError
+from megalite.data.indexed_dataset import DatasetWriter, open_dataset
+from megalite.data.inputs import find_inputs
+from megalite.data.inspect_samples import dump
+from megalite.data.merge import merge
+from megalite.data.preprocess import PreprocessPlan, Progress, preprocess
+from megalite.data.tokenizer.byte_level import ByteLevelTokenizer
+from megalite.data.verify import verify
+from tests.data.corpora import TOOLS, command, every_batch_is_kept, lines, plan, published, run, write_dataset
+
+
+def test_an_input_is_not_written_over(tmp_path: Path) -> None:
+    source = lines(tmp_path / "x_text_document.json")
+    before = Path(source).read_bytes()
+    with pytest.raises(DataError, match=r"x_text_document\.json: an input, but also an output"):
+        run(find_inputs([source]), tmp_path / "x")
+    assert Path(source).read_bytes() == before
+    run(find_inputs([source]), tmp_path / "y")
+    with pytest.raises(DataError, match="an input, but also an output"):
+        run(find_inputs([str(tmp_path)]), tmp_path / "y")  # a folder that holds its own output
+    with pytest.raises(DataError, match="--json-keys text text: each key once"):
+        run(find_inputs([source]), tmp_path / "z", json_keys=["text", "text"])
+    assert not list(tmp_path.glob("z*"))
+
+
+@pytest.mark.parametrize("name", ["skipped.jsonl", "progress.json", "a_document.idx", "b_document.json"])
+def test_output_whose_name_a_folder_has(tmp_path: Path, name: str) -> None:
+    (tmp_path / "in.jsonl").write_text('{"a": "x", "b": "y"}\n')
+    (tmp_path / ("out_" + name if "_" in name else "out." + name)).mkdir()
+    before = sorted(os.listdir(tmp_path))
+    with pytest.raises(DataError, match=f"{name}: is no file that could be replaced; give another name"):
+        preprocess(
+            plan(str(tmp_path / "in.jsonl"), tmp_path / "out", json_keys=["a", "b"]), ByteLevelTokenizer()
+        )
+    assert sorted(os.listdir(tmp_path)) == before
+
+
+def test_what_is_no_file_is_not_replaced(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(DataError, match="pipe: is no file that could be replaced"):
+        dump(tmp_path / "pipe", {})
+    assert (tmp_path / "pipe").is_fifo()
+
+
+def test_two_processes_do_not_write_one_dataset(tmp_path: Path) -> None:
+    prefix = str(tmp_path / "out")
+    writer = DatasetWriter(prefix, "uint16", sync=False)
+    source = write_dataset(tmp_path / "a", [3, 4])
+    other = command("merge_datasets", "--input", source, "--output-prefix", prefix)
+    assert (other.returncode, "another process is writing this output" in other.stderr) == (1, True)
+    writer.add(np.array([1, 2]), np.array([2], dtype=np.int32))
+    writer.publish()
+    assert open_dataset(prefix).stream().tolist() == [1, 2]
+    assert command("merge_datasets", "--input", source, "--output-prefix", prefix).returncode == 0
+    assert open_dataset(prefix).tokens == 7
+
+
+def test_a_run_that_fails_leaves_nothing_for_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    inputs = find_inputs([lines(tmp_path / "in.jsonl")])
+    with pytest.raises(DataError, match=r"boundaries\.partial: cannot be written: File name too long"):
+        run(inputs, tmp_path / ("x" * 225))  # as long as others can be, as .skipped.jsonl.partial
+    monkeypatch.setattr(np, "savez", lambda file: os.ftruncate(file.fileno(), -1))
+    with pytest.raises(DataError, match=r"out\.npz\.partial: cannot be written"):
+        dump(tmp_path / "out.npz", {})
+    assert [path.name for path in tmp_path.iterdir()] == ["in.jsonl"]
+
+
+def test_no_key_is_published_when_another_does_not_fit_the_disk(tmp_path: Path) -> None:
+    records = ({"a": "x", "b": ["x", "y", "z"]} for _ in range(1000))
+    (tmp_path / "in.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    command = [sys.executable, str(TOOLS / "preprocess_data.py"), "--input", str(tmp_path / "in.jsonl")]
+    command += ["--output-prefix", str(tmp_path / "out"), "--json-keys", "a", "b"]
+    command += ["--tokenizer-type", "ByteLevelTokenizer", "--workers", "1"]
+    # The first key's index has 20,042 bytes, the second's 44,042; without what completes it, 12,034.
+    limited = "import os, resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (30000, 30000)); "
+    limited += "os.execv(sys.executable, sys.argv[1:])"
+    found = subprocess.run(
+        [sys.executable, "-c", limited, *command], capture_output=True, text=True, check=False
+    )
+    assert found.returncode == 1
+    message = "out_b_document.idx.partial: cannot be written: File too large; the same command starts anew"
+    assert message in found.stderr
+    assert not published(tmp_path)
+    assert subprocess.run(command, capture_output=True, check=False).returncode == 0
+    for key, sequences in (("a", 1000), ("b", 3000)):
+        assert verify(str(tmp_path / f"out_{key}_document")).sequences == sequences
+
+
+def test_no_dataset_is_published_without_its_description(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    every_batch_is_kept(monkeypatch)
+    (tmp_path / "in.jsonl").write_text('{"a": "x", "b": "y"}\n')
+    work = plan(str(tmp_path / "in.jsonl"), tmp_path / "out", json_keys=["a", "b"])
+    (tmp_path / "out_b_document.json.partial").mkdir()  # cannot be written, as on a full disk
+    message = r"out_b_document\.json\.partial: cannot be written: Is a directory; the same command continues"
+    with pytest.raises(DataError, match=message):
+        preprocess(work, ByteLevelTokenizer())
+    assert not published(tmp_path)
+
+
+@pytest.mark.parametrize("how", ["removed", "replaced"])
+@pytest.mark.parametrize("file", ["out.skipped.jsonl", "out_a_document.bin", "out_b_document.idx"])
+def test_partial_output_that_something_takes_away(tmp_path: Path, file: str, how: str) -> None:
+    """Whoever takes it for a leftover and starts anew writes files of the same names."""
+    (tmp_path / "in.jsonl").write_text('{"a": "x", "b": "y"}\n{}\n{"a": "z", "b": "z"}\n')
+    work = plan(str(tmp_path / "in.jsonl"), tmp_path / "out", json_keys=["a", "b"], skip_errors=True)
+    partial = tmp_path / f"{file}.partial"
+
+    def report(_: Progress) -> None:
+        partial.unlink()
+        if how == "replaced":
+            partial.write_text("")
+
+    with pytest.raises(DataError, match=f"{file}.partial: was removed or replaced"):
+        preprocess(work, ByteLevelTokenizer(), report)
+    assert not published(tmp_path)
+    assert not (tmp_path / "out.skipped.jsonl").exists()
+    preprocess(work, ByteLevelTokenizer())
+    written = [open_dataset(str(tmp_path / f"out_{key}_document")).stream().tolist() for key in "ab"]
+    assert written == [list(b"xz"), list(b"yz")]
+
+
+def test_partial_output_that_cannot_be_seen_any_more_says_why(tmp_path: Path) -> None:
+    (tmp_path / "in.jsonl").write_text('{"a": "x"}\n')
+    partial = tmp_path / "out_a_document.bin.partial"
+
+    def report(_: Progress) -> None:
+        partial.unlink()
+        partial.symlink_to(partial)
+
+    work = plan(str(tmp_path / "in.jsonl"), tmp_path / "out", json_keys=["a"])
+    with pytest.raises(DataError, match=r"\(Too many levels of symbolic links\); give the same"):
+        preprocess(work, ByteLevelTokenizer(), report)
+
+
+def test_a_description_does_not_outlive_its_dataset(tmp_path: Path) -> None:
+    run(find_inputs([lines(tmp_path / "in.jsonl")]), tmp_path / "x")
+    with_info = str(tmp_path / "x_text_document")
+    without = write_dataset(tmp_path / "y", [3, 4])
+    out = str(tmp_path / "out")
+    merge([with_info], out)
+    assert read_info(out) is not None
+    merge([without], out)
+    assert read_info(out) is None
+
+
+@pytest.mark.parametrize(
+    ("field", "expected"),
+    [
+        ("vocab_size", "an integer"),
+        ("crc32", "an integer"),
+        ("dtype", "a string"),
+        ("sources", "a list of strings"),
+        ("partition", "two integers or null"),
+        ("eod", "an integer or null"),
+        ("tokenizer", "a string or null"),
+    ],
+)
+def test_a_description_of_wrong_types(tmp_path: Path, field: str, expected: str) -> None:
+    (tmp_path / "in.jsonl").write_text('{"text": "a"}\n')
+    plan = PreprocessPlan(find_inputs([str(tmp_path / "in.jsonl")]), str(tmp_path / "a"))
+    preprocess(plan, ByteLevelTokenizer())
+    prefix = str(tmp_path / "a_text_document")
+    content = json.loads(Path(f"{prefix}.json").read_text())
+    for wrong in ("1.5", "[[]]"):
+        Path(f"{prefix}.json").write_text(json.dumps({**content, field: json.loads(wrong)}))
+        message = f"_document.json: cannot be read as a dataset's description: {field}: "
+        message += f"expected {expected}, found {wrong};"
+        with pytest.raises(DataError, match=re.escape(message)):
+            read_info(prefix)
+    Path(f"{prefix}.json").write_text("[1]")
+    with pytest.raises(DataError, match="description: expected an object"):
+        read_info(prefix)
+
+
+def test_a_foreign_file_in_place_of_a_description_is_not_read(tmp_path: Path) -> None:
+    (tmp_path / "a.json").touch()
+    os.truncate(tmp_path / "a.json", 1 << 40)
+    with pytest.raises(DataError, match=r"a\.json: cannot be read .*: it has more than 256 MiB"):
+        read_info(str(tmp_path / "a"))

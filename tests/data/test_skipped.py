@@ -1,0 +1,145 @@
+"""A document that cannot be read or encoded: the run stops, or goes on and lists it."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from megalite.data import skipped as skipped_module
+from megalite.data.errors import DataError
+from megalite.data.indexed_dataset import open_dataset
+from megalite.data.inputs import find_inputs
+from megalite.data.preprocess import BATCH_DOCUMENTS, PreprocessPlan, _read_batches, preprocess
+from megalite.data.resume import Place, RunState
+from megalite.data.shortage import Room
+from megalite.data.skipped import Skip, SkippedList
+from megalite.data.tokenizer.byte_level import ByteLevelTokenizer
+from tests.data.corpora import every_batch_is_kept, lines, plan, published
+
+
+def test_skipped_records_fill_a_batch(tmp_path: Path) -> None:
+    (tmp_path / "in.jsonl").write_bytes(b"\n" * (3 * BATCH_DOCUMENTS))
+    plan = PreprocessPlan(find_inputs([str(tmp_path / "in.jsonl")]), str(tmp_path / "o"), skip_errors=True)
+    batches = _read_batches(plan, Place(), RunState(plan.stem, plan.inputs, {}), Room())
+    assert [len(batch.skipped) for batch in batches] == [BATCH_DOCUMENTS] * 3
+
+
+def test_skipped_documents_are_listed_in_their_order(tmp_path: Path) -> None:
+    class Choosy(ByteLevelTokenizer):
+        def encode_flat(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+            if "bad" in texts:
+                raise ValueError("bad")
+            return super().encode_flat(texts)
+
+    (tmp_path / "in.jsonl").write_text('{"text": "bad"}\n{}\n{"text": "bad"}\n{}\n')
+    inputs = find_inputs([str(tmp_path / "in.jsonl")])
+    preprocess(PreprocessPlan(inputs, str(tmp_path / "out"), skip_errors=True), Choosy())
+    listed = (tmp_path / "out.skipped.jsonl").read_text().splitlines()
+    assert [json.loads(line)["line"] for line in listed] == [1, 2, 3, 4]
+
+
+def test_the_list_of_a_run_that_just_ended_is_not_cut(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = SkippedList(str(tmp_path / "out"))
+    first.go_on((0, 0))
+    first.add([Skip("in.jsonl", 1, "bad")])
+    first.flush()
+    lock = skipped_module.fcntl.flock
+    calls: list[object] = []
+
+    def while_the_first_ends(file: object, how: int) -> None:
+        if not calls:
+            first.publish()
+        calls.append(file)
+        lock(file, how)  # type: ignore[arg-type]  # whatever it was called with
+
+    monkeypatch.setattr(skipped_module.fcntl, "flock", while_the_first_ends)
+    second = SkippedList(str(tmp_path / "out"))
+    second.go_on((0, 0))
+    assert len(calls) == 2
+    assert json.loads((tmp_path / "out.skipped.jsonl").read_text())["line"] == 1
+
+
+def test_a_panic_of_a_tokenizer_is_an_error_of_its_document(tmp_path: Path) -> None:
+    class Panic(BaseException):
+        """As Rust's is to Python: no Exception."""
+
+    class Panicking(ByteLevelTokenizer):
+        def encode_flat(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+            if "bad" in texts:
+                raise Panic("index out of bounds")
+            return super().encode_flat(texts)
+
+    path = lines(tmp_path / "in.jsonl", ["a", "bad", "c"])
+    with pytest.raises(DataError, match=r"in\.jsonl:2: cannot be encoded: index out of bounds"):
+        preprocess(plan(path, tmp_path / "stop"), Panicking())
+    preprocess(plan(path, tmp_path / "skip", skip_errors=True), Panicking())
+    assert open_dataset(str(tmp_path / "skip_text_document")).documents == 2
+
+
+NO_THREAD = RuntimeError("can't start new thread")
+OUT_OF_MEMORY = r"in\.jsonl: up to record 2: out of memory; the same command starts anew$"
+
+
+@pytest.mark.parametrize(
+    ("errors", "told"),
+    [
+        ([MemoryError()], OUT_OF_MEMORY),
+        ([ValueError("of the batch"), MemoryError()], OUT_OF_MEMORY),  # the second of one document
+        ([NO_THREAD] * 3, "does not encode even an empty text now: can't start new thread$"),
+        ([NO_THREAD] * 100, "does not encode even an empty text now: can't start new thread$"),
+    ],
+)
+def test_a_shortage_leaves_no_document_out(tmp_path: Path, errors: list[Exception], told: str) -> None:
+    """Of memory, or of threads, in which case the library fails on an empty text, too."""
+    left = list(errors)
+
+    class Short(ByteLevelTokenizer):
+        def encode_flat(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+            if left:
+                raise left.pop(0)
+            return super().encode_flat(texts)
+
+    work = plan(lines(tmp_path / "in.jsonl", ["a", "b"]), tmp_path / "out", skip_errors=True)
+    with pytest.raises(DataError, match=told):
+        preprocess(work, Short())
+    assert not published(tmp_path)
+
+
+def test_a_document_that_failed_once_for_lack_of_threads_is_there(tmp_path: Path) -> None:
+    class Short(ByteLevelTokenizer):
+        failed = 0
+
+        def encode_flat(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+            if "bad" in texts:
+                raise ValueError("bad")
+            if list(texts) == ["a"] and not self.failed:
+                self.failed += 1
+                raise RuntimeError("can't start new thread")
+            return super().encode_flat(texts)
+
+    preprocess(plan(lines(tmp_path / "in.jsonl", ["a", "bad"]), tmp_path / "out", skip_errors=True), Short())
+    assert open_dataset(str(tmp_path / "out_text_document")).documents == 1
+
+
+def test_an_error_does_not_wait_for_a_slow_document(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    every_batch_is_kept(monkeypatch)
+    release, finished = threading.Event(), threading.Event()
+
+    class Slow(ByteLevelTokenizer):
+        def encode_flat(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+            release.wait(timeout=20)
+            finished.set()
+            return super().encode_flat(texts)
+
+    (tmp_path / "in.jsonl").write_text('{"text": "a"}\n{"text": "a"}\nbroken\n')
+    with pytest.raises(DataError, match=r"in\.jsonl:3: not valid JSON"):
+        preprocess(plan(str(tmp_path / "in.jsonl"), tmp_path / "out"), Slow())
+    assert not finished.is_set()
+    release.set()
