@@ -1,4 +1,4 @@
-"""The commands themselves: exit codes, messages, and that shares of a corpus merge to the whole."""
+"""The commands at work: shares that merge to the whole, what is shown of data, engines, the benchmark."""
 
 from __future__ import annotations
 
