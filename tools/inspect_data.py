@@ -124,8 +124,8 @@ def tokenizer_of(args: argparse.Namespace) -> Tokenizer | None:
     """The tokenizer of the flags, or None when none was named."""
     from megalite.data.tokenizer import build_tokenizer
 
-    named = (args.tokenizer_model, args.vocab_file, args.vocab_size)
-    if not any(named) and args.tokenizer_type != "ByteLevelTokenizer":
+    named = args.tokenizer_model or args.vocab_file or args.tokenizer_type == "ByteLevelTokenizer"
+    if not named and not (args.tokenizer_type == "NullTokenizer" and args.vocab_size):
         return None
     return build_tokenizer(args, args.vocab_size)
 
@@ -161,7 +161,7 @@ def describe(args: argparse.Namespace, prefix: str) -> None:
     if args.histogram_png is not None:
         draw_png(bins, prefix, Path(args.histogram_png))
         print(f"  {args.histogram_png} written")
-    tokenizer = tokenizer_of(args)
+    tokenizer = tokenizer_of(args) if args.document else None
     for document in args.document:
         show_document(dataset, document, tokenizer)
 

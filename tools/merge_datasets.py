@@ -18,7 +18,7 @@ from pathlib import Path
 
 from megalite.data.command import run_command
 
-PART_OF_DATASET = re.compile(r"(.+)\.(?:bin|idx)(?:\.partial)?")
+PART_OF_DATASET = re.compile(r"(.+)\.(?:bin|idx)(?:\.partial)?", re.DOTALL)
 
 
 def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:

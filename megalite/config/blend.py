@@ -59,7 +59,7 @@ def read_data_args(path: str) -> tuple[str, ...]:
         content = file.read(DATA_ARGS_BYTES + 1)
     if len(content) > DATA_ARGS_BYTES:
         raise ValueError(f"more than {DATA_ARGS_BYTES >> 20} MiB: expected weights and prefixes of datasets")
-    return tuple(content.decode("utf-8").split())
+    return tuple(content.decode("utf-8-sig").split())
 
 
 def parse_split(text: str) -> tuple[float, float, float]:

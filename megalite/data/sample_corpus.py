@@ -99,7 +99,7 @@ def train_tokenizer(corpus: Path, path: Path, vocab_size: int) -> int:
     )
     tokenizer.train_from_iterator(_texts(corpus), trainer)
     tokenizer.add_special_tokens([AddedToken(EOD_TOKEN, special=True, normalized=False)])
-    tokenizer.save(str(path))
+    path.write_text(tokenizer.to_str(pretty=True), encoding="utf-8")
     return int(tokenizer.get_vocab_size())
 
 

@@ -101,7 +101,7 @@ def test_paths_per_split(tmp_path: Path) -> None:
 
 def test_data_args_path(tmp_path: Path) -> None:
     a, b = write_dataset(tmp_path / "a", [50] * 20), write_dataset(tmp_path / "b", [50] * 20)
-    (tmp_path / "args").write_text(f"0.25 {a}\n0.75 {b}\n")
+    (tmp_path / "args").write_text(f"0.25 {a}\n0.75 {b}\n", encoding="utf-8-sig")  # as editors of Windows do
     train, *_ = build(data_config(tmp_path / "c", data_args_path=str(tmp_path / "args")), (100, 0, 0))
     assert train is not None
     assert train.samples.consumed(100) == {a: 25, b: 75}

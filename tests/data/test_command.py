@@ -192,6 +192,38 @@ def test_a_picture_that_cannot_be_made(tmp_path: Path, name: str, message: str) 
     assert not (tmp_path / "pictures.png").exists()
 
 
+def test_a_size_of_the_vocabulary_alone_is_no_tokenizer(tmp_path: Path) -> None:
+    prefix = write_dataset(tmp_path / "a", [30, 40])
+    found = command("inspect_data", prefix, "--verify", "--vocab-size", "1000")
+    assert (found.returncode, found.stderr) == (0, "")
+    found = command("inspect_data", prefix, "--verify", "--vocab-size", "10")
+    assert (found.returncode, "Traceback" in found.stderr) == (1, False)
+
+
+def test_prepare_sample_without_room_for_its_tokenizer(tmp_path: Path) -> None:
+    limited = "import os, resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (3000, 3000)); "
+    limited += "os.execv(sys.executable, sys.argv[1:])"
+    (tmp_path / "in.jsonl").write_text('{"text": "x"}\n')
+    flags = ["--input", str(tmp_path / "in.jsonl"), "--output", str(tmp_path / "sample")]
+    found = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            limited,
+            sys.executable,
+            str(TOOLS / "prepare_sample.py"),
+            *flags,
+            "--vocab-size",
+            "257",
+        ],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    message = "sample/tokenizer.json.partial: cannot be written: File too large\n"
+    assert (found.returncode, found.stderr.endswith(message), found.stderr.count("\n")) == (1, True, 1)
+
+
 def test_prepare_sample_says_what_it_cannot_do(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     tool = Path(__file__).parents[2] / "tools" / "prepare_sample.py"

@@ -54,6 +54,8 @@ def test_a_folder_is_merged_whole_or_not_at_all(tmp_path: Path) -> None:
         with pytest.raises(DataError, match=r"parts/z\.idx does not exist; a dataset is a pair of files"):
             merge(find_datasets([str(folder)]), str(tmp_path / "whole"))
         (folder / name).unlink()
+    run(inputs, folder / "line\nend", json_keys=["a"])
+    assert find_datasets([str(folder)]) == [f"{folder}/line\nend_a_document", *before]
     run(inputs, folder / "x", json_keys=["b"])
     with pytest.raises(DataError, match="parts: holds datasets of the keys a, b"):
         find_datasets([str(folder)])
