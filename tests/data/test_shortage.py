@@ -27,14 +27,13 @@ from megalite.data.sample_corpus import train_tokenizer
 from megalite.data.shortage import Room
 from megalite.data.tokenizer import base
 from megalite.data.tokenizer.byte_level import ByteLevelTokenizer
-from tests.data.corpora import write_dataset
+from tests.data.corpora import TOOLS, write_dataset
 from tests.data.unprivileged import LINUX, drop
 
 if TYPE_CHECKING:
     from megalite.data.build import Dataset
 
 Finished: TypeAlias = "subprocess.CompletedProcess[str]"
-TOOLS = Path(__file__).parents[2] / "tools"
 NO_THREAD = "error: can't start new thread: too many run already for the limit of the user or the container"
 CAPABILITIES = (21, 24)  # CAP_SYS_ADMIN and CAP_SYS_RESOURCE: whoever has one is not bound by the limit
 BYTES = ["--tokenizer-type", "ByteLevelTokenizer"]

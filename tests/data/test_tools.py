@@ -26,9 +26,7 @@ from megalite.data import preprocess
 from megalite.data.sample_corpus import train_tokenizer
 from megalite.data.tokenizer import gigatoken
 from megalite.data.tokenizer.huggingface import HuggingFaceTokenizer, load_tokenizer_json
-from tests.data.corpora import GOLDENS, write_dataset
-
-TOOLS = Path(__file__).parents[2] / "tools"
+from tests.data.corpora import GOLDENS, TOOLS, write_dataset
 
 
 def tool(name: str) -> Callable[[list[str]], int]:
