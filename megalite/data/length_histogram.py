@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from megalite.data.errors import DataError, check_replaceable
+from megalite.data.errors import DataError, replacing
 
 BAR_WIDTH = 50
 
@@ -50,7 +50,6 @@ def draw_text(bins: list[Bin]) -> str:
 
 def draw_png(bins: list[Bin], title: str, path: Path) -> None:
     """The same as a picture: shares of the sequences and of the tokens. Raises DataError."""
-    check_replaceable(path)
     try:
         from matplotlib.figure import Figure
     except ImportError:
@@ -68,7 +67,8 @@ def draw_png(bins: list[Bin], title: str, path: Path) -> None:
     axes.set_ylabel("%")
     axes.set_title(title, parse_math=False)  # a $ in a path is no formula
     axes.legend()
-    try:
-        figure.savefig(path, dpi=120)
-    except ValueError as error:  # an extension that names no kind of picture
-        raise DataError(f"--histogram-png {path}: {error}") from None
+    with replacing(path) as temporary:
+        try:
+            figure.savefig(temporary, dpi=120, format=path.suffix[1:] or "png")
+        except ValueError as error:  # an extension that names no kind of picture
+            raise DataError(f"--histogram-png {path}: {error}") from None

@@ -55,7 +55,7 @@ class RunState:
         self._stamps = [None if read_once(part.path) else _stamp(part.path) for part in inputs]
         self._resumable = None not in self._stamps
         files = [
-            [printable(os.path.abspath(part.path)), *part[1:], *(stamp or ())]
+            [printable(os.path.abspath(part.path)), *part[1:], *map(str, stamp or ())]  # times beyond 64 bits
             for part, stamp in zip(inputs, self._stamps, strict=True)
         ]
         text = orjson.dumps({"recipe": recipe, "inputs": files}, option=orjson.OPT_SORT_KEYS)

@@ -49,8 +49,9 @@ def prepare_sample(source: Path, folder: Path, vocab_size: int) -> list[str]:
         if not keep_corpus:
             with replacing(corpus) as copy, copy.open("wb") as file:
                 file.writelines(_lines(source))
-    with replacing(made) as new:
-        new.write_text(json.dumps({**asked, TOKENIZER: _hash(tokenizer)}))
+        tokenizer.unlink(missing_ok=True)  # or a kill before the end would leave one that MADE does not know
+        with replacing(made) as description:
+            description.write_text(json.dumps({**asked, TOKENIZER: _hash(new)}))
     few = "" if ids == vocab_size else f" with only {ids} ids (the corpus has no pairs for {vocab_size})"
     return [*([] if keep_corpus else [CORPUS]), TOKENIZER + few]
 

@@ -200,28 +200,35 @@ def test_a_size_of_the_vocabulary_alone_is_no_tokenizer(tmp_path: Path) -> None:
     assert (found.returncode, "Traceback" in found.stderr) == (1, False)
 
 
-def test_prepare_sample_without_room_for_its_tokenizer(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("tool", "flags", "file"),
+    [
+        (
+            "prepare_sample",
+            ["--input", "in.jsonl", "--vocab-size", "257", "--output", "made"],
+            "tokenizer.json",
+        ),
+        ("inspect_data", ["a", "--histogram-png", "made/lengths.png"], "lengths.png"),
+    ],
+)
+def test_a_file_for_which_there_is_no_room(
+    tmp_path: Path, tool: str, flags: Sequence[str], file: str
+) -> None:
+    lines(tmp_path / "in.jsonl")
+    write_dataset(tmp_path / "a", [3])
+    (tmp_path / "made").mkdir()
     limited = "import os, resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (3000, 3000)); "
     limited += "os.execv(sys.executable, sys.argv[1:])"
-    (tmp_path / "in.jsonl").write_text('{"text": "x"}\n')
-    flags = ["--input", str(tmp_path / "in.jsonl"), "--output", str(tmp_path / "sample")]
     found = subprocess.run(
-        [
-            sys.executable,
-            "-c",
-            limited,
-            sys.executable,
-            str(TOOLS / "prepare_sample.py"),
-            *flags,
-            "--vocab-size",
-            "257",
-        ],
+        [sys.executable, "-c", limited, sys.executable, str(TOOLS / f"{tool}.py"), *flags],
         capture_output=True,
         text=True,
         check=False,
+        cwd=tmp_path,
     )
-    message = "sample/tokenizer.json.partial: cannot be written: File too large\n"
-    assert (found.returncode, found.stderr.endswith(message), found.stderr.count("\n")) == (1, True, 1)
+    assert (found.returncode, "Traceback" in found.stderr) == (1, False)
+    assert found.stderr.endswith(f"error: made/{file}.partial: cannot be written: File too large\n")
+    assert not list((tmp_path / "made").iterdir())
 
 
 def test_prepare_sample_says_what_it_cannot_do(tmp_path: Path) -> None:

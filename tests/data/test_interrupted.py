@@ -15,11 +15,14 @@ import numpy as np
 import pytest
 
 from megalite.data import preprocess as module
+from megalite.data import resume
 from megalite.data.dataset_files import DatasetFiles
 from megalite.data.errors import DataError
 from megalite.data.indexed_dataset import open_dataset
+from megalite.data.inputs import find_inputs
 from megalite.data.merge import merge
 from megalite.data.preprocess import Progress, preprocess
+from megalite.data.resume import RunState
 from megalite.data.tokenizer.byte_level import ByteLevelTokenizer
 from megalite.data.verify import verify
 from tests.data.corpora import TOOLS, every_batch_is_kept, lines, plan, published, write_dataset
@@ -74,6 +77,15 @@ def opened_once_it_is_read(pipe: Path, reader: subprocess.Popen[str]) -> int:
             time.sleep(0.02)
     reader.kill()
     raise AssertionError(f"it never read the pipe: {reader.communicate()[1]}")
+
+
+@pytest.mark.parametrize("year", [1, 2600])
+def test_times_beyond_64_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, year: int) -> None:
+    """As an input of tmpfs or NFS may have them, in nanoseconds."""
+    inputs, prefix = find_inputs([lines(tmp_path / "in.jsonl")]), str(tmp_path / "out")
+    before = RunState(prefix, inputs, {}).run
+    monkeypatch.setattr(resume, "_stamp", lambda path: (42, (year - 1970) * 31_556_952 * 10**9))
+    assert RunState(prefix, inputs, {}).run != before
 
 
 def test_control_c_on_a_run_that_waits(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import re
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -356,6 +357,27 @@ def test_sample_is_made_once_and_the_same(trained: Path, tmp_path: Path) -> None
     assert (tmp_path / "a" / "tokenizer.json").read_bytes() == (
         tmp_path / "b" / "tokenizer.json"
     ).read_bytes()
+
+
+def test_a_sample_goes_on_after_a_kill(
+    trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, killed = trained / "corpus.jsonl", [tmp_path / str(i) for i in range(6)]
+    rename, moments = Path.rename, iter(killed)
+
+    def noted(path: Path, target: Path) -> Path:
+        shutil.copytree(path.parent, next(moments))
+        renamed = rename(path, target)
+        shutil.copytree(path.parent, next(moments))
+        return renamed
+
+    with monkeypatch.context() as context:
+        context.setattr(Path, "rename", noted)
+        prepare_sample(source, tmp_path / "made", 100_000)  # more than the corpus has pairs for
+    assert next(moments, None) is None
+    for folder in killed:
+        prepare_sample(source, folder, 100_000)
+        assert not prepare_sample(source, folder, 100_000)
 
 
 def test_a_sample_takes_nothing_elses_place(trained: Path, tmp_path: Path) -> None:
