@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn, TextIO
 
 from megalite.data.interruption import end_on_interrupt
+from megalite.standard_streams import occupy_closed
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -23,6 +24,7 @@ def run_command(main: Callable[[], int], interrupted: str) -> NoReturn:
     A pipe whose reader has gone, as `head` does, takes the rest; what the encoding lacks is replaced.
     To be called before numpy is imported, see `end_on_interrupt`.
     """
+    occupy_closed()
     name = Path(sys.argv[0]).stem
     end_on_interrupt(f"{name}: {interrupted}")
     output = _Lasting(1) if sys.stdout is not None else None

@@ -73,6 +73,8 @@ def find_inputs(
         parts.append(Part(path, forced or by_name))
     if [part.path for part in parts].count(STDIN) > 1:
         raise DataError(f"--input {STDIN}: standard input can be read only once")
+    if piped := [part.path for part in parts if part.format == "parquet" and read_once(part.path)]:
+        raise DataError(f"--input {piped[0]}: Parquet is read from files only, as its index is their end")
     if told := repeats([part.path for part in parts]):
         warn(told)
     return parts

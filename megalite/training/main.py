@@ -11,6 +11,7 @@ from datetime import timedelta
 from megalite.config import Config, ConfigErrors, exit_with_errors, kv_replicas
 from megalite.config.rules.apex import check_device
 from megalite.leave import last_words, leave
+from megalite.standard_streams import occupy_closed
 from megalite.training.launcher import Place, place_of
 from megalite.training.orphan import end_with_torchrun
 from megalite.training.preflight import configured
@@ -25,6 +26,7 @@ def main(argv: Sequence[str]) -> int:
     A configuration error, also a pipeline table that would deadlock, leaves with code 2 before torch is even
     imported; a rank whose allocation fails leaves with OUT_OF_MEMORY.
     """
+    occupy_closed()
     end_with_torchrun()
     try:
         place = place_of(os.environ)

@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from tokenizers import Regex, Tokenizer, pre_tokenizers
+from tokenizers.models import BPE
 
 from megalite.data.command import _Lasting, _text
 from megalite.data.errors import DataError
@@ -126,6 +128,26 @@ def test_standard_streams_that_are_closed(tmp_path: Path) -> None:
     assert open_dataset(str(tmp_path / "b_text_document")).documents == 3
     with pytest.raises(DataError, match="standard input can be read only once"):
         find_inputs(["-", "-"])
+    with pytest.raises(DataError, match="--input -: Parquet is read from files only"):
+        find_inputs(["-"], forced="parquet")
+
+
+@pytest.mark.parametrize("shell", ["2>&-", ">&- 2>&-", "<&- >&- 2>&-"])
+def test_what_a_library_prints_is_in_no_file(tmp_path: Path, shell: str) -> None:
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    library = Tokenizer(BPE({symbol: number for number, symbol in enumerate(alphabet)}, []))
+    endless = pre_tokenizers.Split(Regex("(x+x+)+y|[^x]+|x"), "isolated")  # Rust prints that it panics
+    library.pre_tokenizer = pre_tokenizers.Sequence([endless, pre_tokenizers.ByteLevel(use_regex=False)])
+    library.save(str(tmp_path / "tokenizer.json"))
+    flags = ["--input", lines(tmp_path / "in.jsonl", ["a", "x" * 60, "b"]), "--on-error", "skip"]
+    flags += ["--workers", "1", "--tokenizer-model", str(tmp_path / "tokenizer.json")]
+    found = [
+        command("preprocess_data", *flags, "--output-prefix", tmp_path / name, shell=closed).returncode
+        for name, closed in (("open", ""), ("closed", shell))
+    ]
+    assert found == [0, 0]
+    for file in ("_text_document.bin", "_text_document.idx", ".skipped.jsonl"):
+        assert (tmp_path / f"open{file}").read_bytes() == (tmp_path / f"closed{file}").read_bytes()
 
 
 FULL = "merge_datasets: error: all is done, but standard output takes nothing: No space left on device\n"
