@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -64,3 +65,21 @@ def test_a_process_that_no_launcher_placed_leaves_with_2() -> None:
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.splitlines()[0] == "1 configuration error:"
     assert done.stderr.splitlines()[1].startswith("  1. RANK 3: ranks of WORLD_SIZE 2")
+
+
+def test_closed_standard_streams_are_no_place_for_files(tmp_path: Path) -> None:
+    """As those of a checkpoint, into which a library's messages would be written."""
+    code = """if True:
+        import os, sys
+        from megalite.training.main import main
+        try:
+            main([])
+        except SystemExit:
+            null = os.stat(os.devnull).st_rdev
+            closed = [i for i in range(3) if os.fstat(i).st_rdev != null]
+            open(sys.argv[1], "w").write(f"{closed}")
+    """
+    line = ["sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh", sys.executable, "-c", code, str(tmp_path / "found")]
+    environment = {**os.environ, "RANK": "3", "WORLD_SIZE": "2", **ADDRESS}
+    subprocess.run(line, env=environment, timeout=60, check=False)
+    assert (tmp_path / "found").read_text() == "[]"
