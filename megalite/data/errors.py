@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -31,11 +32,16 @@ def check_prefix(prefix: str) -> None:
 
 
 def check_replaceable(path: str | os.PathLike[str]) -> None:
-    """Raises DataError where something else than a file has the name of one that will be written, or none can
-    have it, as one that is too long.
+    """Raises DataError where something else than a file has the name of one that will be written, or a file
+    that is another user's where users replace their own only, or none can have it, as one that is too long.
     """
     if os.path.exists(path) and not os.path.isfile(path):
         raise DataError(f"{path}: is no file that could be replaced; give another name")
+    if os.path.lexists(path):
+        folder = os.stat(os.path.dirname(path) or os.curdir)
+        may_replace = (0, folder.st_uid, os.lstat(path).st_uid)
+        if folder.st_mode & stat.S_ISVTX and os.geteuid() not in may_replace:
+            raise DataError(f"{path}: is another user's, who alone may replace it there; give another name")
     try:
         os.stat(f"{path}.partial")
     except FileNotFoundError:

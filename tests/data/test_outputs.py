@@ -57,6 +57,22 @@ def test_what_is_no_file_is_not_replaced(tmp_path: Path) -> None:
     assert (tmp_path / "pipe").is_fifo()
 
 
+def test_the_file_of_another_user_is_told_before_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, folder = lines(tmp_path / "in.jsonl"), tmp_path / "shared"
+    folder.mkdir()
+    preprocess(plan(source, folder / "out"), ByteLevelTokenizer())
+    monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+    preprocess(plan(source, folder / "out"), ByteLevelTokenizer())
+    folder.chmod(0o1777)  # as /tmp: every user makes files, and replaces their own
+    with pytest.raises(
+        DataError, match=r"out_text_document\.bin: is another user's, who alone may replace it"
+    ):
+        preprocess(plan(source, folder / "out"), ByteLevelTokenizer())
+    preprocess(plan(source, folder / "other"), ByteLevelTokenizer())
+
+
 def test_two_processes_do_not_write_one_dataset(tmp_path: Path) -> None:
     prefix = str(tmp_path / "out")
     writer = DatasetWriter(prefix, "uint16", sync=False)
