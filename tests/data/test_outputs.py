@@ -67,7 +67,7 @@ def test_the_file_of_another_user_is_told_before_the_run(
     preprocess(plan(source, folder / "out"), ByteLevelTokenizer())
     folder.chmod(0o1777)  # as /tmp: every user makes files, and replaces their own
     with pytest.raises(
-        DataError, match=r"out_text_document\.bin: is another user's, who alone may replace it"
+        DataError, match=r"document\.bin: is another user's, who alone may replace it"
     ):
         preprocess(plan(source, folder / "out"), ByteLevelTokenizer())
     preprocess(plan(source, folder / "other"), ByteLevelTokenizer())
