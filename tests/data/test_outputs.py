@@ -66,9 +66,7 @@ def test_the_file_of_another_user_is_told_before_the_run(
     monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
     preprocess(plan(source, folder / "out"), ByteLevelTokenizer())
     folder.chmod(0o1777)  # as /tmp: every user makes files, and replaces their own
-    with pytest.raises(
-        DataError, match=r"document\.bin: is another user's, who alone may replace it"
-    ):
+    with pytest.raises(DataError, match=r"document\.bin: is another user's, who alone may replace it"):
         preprocess(plan(source, folder / "out"), ByteLevelTokenizer())
     preprocess(plan(source, folder / "other"), ByteLevelTokenizer())
 
