@@ -212,8 +212,12 @@ def _write(
         # Without locks another process may have been first: its entry is the same, and in use.
         if _open(entry, specs, check=True) is None:
             _remove(entry)
-        with contextlib.suppress(OSError):
+        try:
             temporary.rename(entry)
+        except OSError:
+            if (found := _open(entry, specs, check=True)) is None:
+                raise OSError(f"{entry.name} is damaged and cannot be replaced") from None
+            return found
         return _open(entry, specs, check=False) or written
     finally:
         _remove(temporary)

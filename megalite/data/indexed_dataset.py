@@ -17,6 +17,7 @@ from megalite.data.errors import DataError, check_prefix
 
 # Megatron writes uint16 only below this vocabulary size, though ids up to 65,535 fit.
 MEGATRON_UINT16_VOCABULARY = 65500
+COUNTED_IDS = 1 << 26  # each takes 8 bytes of memory while they are counted
 
 
 def open_dataset(prefix: str) -> IndexedDataset:
@@ -138,13 +139,23 @@ class DatasetWriter:
 
 
 def unigram_entropy(dataset: IndexedDataset) -> float:
-    """Entropy of the token frequencies in nats a token: the loss of the best model that ignores context."""
+    """Entropy of the token frequencies in nats a token: the loss of the best model that ignores context.
+
+    Raises DataError for what holds no ids, or larger ones than COUNTED_IDS.
+    """
     stream = dataset.stream()
+    if stream.dtype.kind == "f":
+        raise DataError(f"{dataset.prefix}: holds {dataset.dtype}, which are no token ids")
     if len(stream) == 0:
         raise DataError(f"{dataset.prefix}: holds no tokens, so it has no entropy")
     counts = np.zeros(0, dtype=np.int64)
     for start in range(0, len(stream), 1 << 22):
-        part = np.bincount(stream[start : start + (1 << 22)])
+        ids = stream[start : start + (1 << 22)]
+        low, high = int(ids.min()), int(ids.max())
+        if low < 0 or high >= COUNTED_IDS:
+            wrong = low if low < 0 else high
+            raise DataError(f"{dataset.prefix}: holds {wrong}: expected ids from 0 to {COUNTED_IDS - 1}")
+        part = np.bincount(ids)
         if len(part) > len(counts):
             counts = np.pad(counts, (0, len(part) - len(counts)))
         counts[: len(part)] += part

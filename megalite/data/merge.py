@@ -5,14 +5,18 @@ have written.
 from __future__ import annotations
 
 import os
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
+
+import numpy as np
 
 from megalite.data.dataset_files import DatasetFiles
 from megalite.data.dataset_info import DatasetInfo, publish_with_info, read_info
 from megalite.data.errors import DataError, check_replaceable
 from megalite.data.indexed_dataset import DatasetWriter, WriterState, open_dataset
+from megalite.data.verify import check_described
 
 
 def merge(
@@ -20,7 +24,8 @@ def merge(
 ) -> WriterState:
     """Write the datasets `prefixes`, in this order, as one.
 
-    Raises DataError, before anything is written, when one is malformed, or when dtypes or tokenizers differ.
+    Raises DataError, before anything is written, when one is malformed, or when dtypes or tokenizers differ;
+    and for one that is not what its description says, whose checksum is known when all of it is read.
     """
     if not prefixes:
         raise DataError("nothing to merge: no dataset was found")
@@ -36,7 +41,9 @@ def merge(
     writer = DatasetWriter(output_prefix, dtype)
     for prefix in prefixes:
         with DatasetFiles(prefix) as files:
-            _append(writer, files)
+            checksum = _append(writer, files)
+            if (described := read_info(prefix)) is not None:
+                check_described(prefix, files.dataset, described, checksum)
         report(prefix)
     state = writer.complete()
     if info is None:
@@ -58,16 +65,19 @@ def _files(prefix: str) -> set[str]:
     return {os.path.realpath(f"{prefix}.{suffix}") for suffix in ("bin", "idx", "json")}
 
 
-def _append(writer: DatasetWriter, files: DatasetFiles) -> None:
+def _append(writer: DatasetWriter, files: DatasetFiles) -> int:
     """Documents in pieces: first all tokens, then all lengths, then all boundaries; the three go to files
-    of their own.
+    of their own. Returns the CRC-32 of the tokens.
     """
+    checksum = 0
     for tokens in files.tokens():
+        checksum = zlib.crc32(tokens.view(np.uint8).data, checksum)
         writer.add_tokens(tokens)
     for lengths in files.lengths():
         writer.add_sequences(lengths)
     for sequences in files.sequences_of_documents():
         writer.add_documents(sequences)
+    return checksum
 
 
 def _common_dtype(prefixes: Sequence[str]) -> str:

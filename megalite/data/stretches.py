@@ -15,6 +15,7 @@ stretches can be shown as they were.
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
@@ -146,18 +147,19 @@ def _place(content: Mapping[str, Any]) -> DatasetPlace:
 
 
 def normal(prefix: str) -> str:
-    """One spelling for `./corpus` and `corpus`."""
-    return os.path.normpath(prefix)
+    """One spelling for `./corpus`, `corpus` and `/data/corpus`."""
+    return os.path.abspath(prefix)
 
 
 def without_repeats(blend: Blend) -> Blend:
     """The same with each dataset once: two entries of one dataset would read the same samples twice."""
-    if blend.weights is None:
-        return Blend(tuple(dict.fromkeys(blend.prefixes)), None)
+    first: dict[str, str] = {}
     weights: dict[str, float] = {}
-    for prefix, weight in zip(blend.prefixes, blend.weights, strict=True):
-        weights[prefix] = weights.get(prefix, 0.0) + weight
-    return Blend(tuple(weights), tuple(weights.values()))
+    for prefix, weight in zip(blend.prefixes, blend.weights or itertools.repeat(0.0), strict=False):
+        name = normal(prefix)
+        first.setdefault(name, prefix)
+        weights[name] = weights.get(name, 0.0) + weight
+    return Blend(tuple(first.values()), None if blend.weights is None else tuple(weights.values()))
 
 
 def furthest(*places: Iterable[DatasetPlace]) -> tuple[DatasetPlace, ...]:
@@ -173,15 +175,17 @@ def furthest(*places: Iterable[DatasetPlace]) -> tuple[DatasetPlace, ...]:
 def take_up(read: Sequence[DatasetPlace], prefix: str, identity: str, blend: Blend) -> DatasetPlace | None:
     """Where the dataset `prefix` was left; None when it, or what it holds now, was not read before.
 
-    A dataset that was moved is known by its last name and content, when nothing else could be meant.
+    A dataset that was moved, however often, is known by its last name and content; where it was under several
+    names, what was read furthest counts.
     """
-    same = [place for place in read if place.identity == identity]
-    for place in same:
-        if normal(place.prefix) == normal(prefix):
-            return replace(place, prefix=prefix)
-    present = {normal(each) for each in blend.prefixes}
+    elsewhere = {normal(each) for each in blend.prefixes} - {normal(prefix)}
     name = os.path.basename(normal(prefix))
-    moved = [
-        p for p in same if os.path.basename(normal(p.prefix)) == name and normal(p.prefix) not in present
+    found = [
+        place
+        for place in read
+        if place.identity == identity
+        and os.path.basename(normal(place.prefix)) == name
+        and normal(place.prefix) not in elsewhere
     ]
-    return replace(moved[0], prefix=prefix) if len(moved) == 1 else None
+    furthest_read = max(found, key=lambda place: place.place, default=None)
+    return None if furthest_read is None else replace(furthest_read, prefix=prefix)

@@ -35,7 +35,7 @@ def verify(prefix: str, vocab_size: int | None = None) -> Summary:
     with DatasetFiles(prefix) as files:  # checks every offset, length and boundary
         summary = _read(prefix, files, vocab_size)
     if info is not None:
-        _compare(prefix, files.dataset, info, summary.crc32)
+        check_described(prefix, files.dataset, info, summary.crc32)
     return summary
 
 
@@ -60,7 +60,8 @@ def _read(prefix: str, files: DatasetFiles, vocab_size: int | None) -> Summary:
     return Summary(dataset.documents, dataset.sequences, dataset.tokens, largest, checksum)
 
 
-def _compare(prefix: str, dataset: IndexedDataset, info: DatasetInfo, checksum: int) -> None:
+def check_described(prefix: str, dataset: IndexedDataset, info: DatasetInfo, checksum: int) -> None:
+    """Raises DataError where `dataset`, whose tokens have this CRC-32, is not what its description says."""
     found = {
         "documents": dataset.documents,
         "sequences": dataset.sequences,

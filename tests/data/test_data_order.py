@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -216,6 +217,32 @@ def test_other_data_under_a_name_begins_anew_and_moved_data_does_not(tmp_path: P
     other = numbered_dataset(tmp_path / "next" / "a", 40, 20, first=5000)
     run.draw(20, 60, "1", other, "1", f"{tmp_path}/b")
     assert run.lines[1] == f"{other} is new"
+
+
+def test_data_that_every_job_has_in_a_folder_of_its_own_is_read_on(tmp_path: Path) -> None:
+    """Copies under a new path each time, and at last under the first again."""
+    pair(tmp_path)
+    run = Run(tmp_path)
+    for job in (1, 2, 3, 1):
+        folder = tmp_path / f"job{job}"
+        folder.mkdir(exist_ok=True)
+        for file in ("a.bin", "a.idx", "b.bin", "b.idx"):
+            shutil.copy(tmp_path / file, folder)
+        run.draw(20, 120, "1", str(folder / "a"), "1", str(folder / "b"))
+    assert run.lines[1:] == tuple(f"{folder / name} goes on at its sample 30" for name in "ab")
+    for low in (0, 1000):
+        assert len(set(run.of(low, low + 1000))) == 40 * SEQ
+
+
+def test_one_dataset_under_several_spellings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    a, b = pair(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    run = Run(tmp_path)
+    for given in ((a, b), ("a", "b"), (a, b)):
+        run.draw(20, 120, "1", given[0], "1", given[1])
+    run.draw(10, 120, "1", "a", "1", "./a", "2", a)
+    assert run.lines[1:] == ("a goes on at its sample 30",)
+    assert len(set(run.of(0, 1000))) == 40 * SEQ
 
 
 CHANGES: list[tuple[dict[str, Any], str]] = [

@@ -122,6 +122,23 @@ def test_an_index_in_use_holds_no_descriptor(tmp_path: Path) -> None:
     assert len(os.listdir("/proc/self/fd")) == before
 
 
+def test_a_damaged_index_of_another_user_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cached_arrays(tmp_path, {"a": 1}, SPECS, lambda arrays: arrays[0].fill(1))
+    (entry,) = entries(tmp_path)
+    (entry / index_cache.CHECKED).unlink()
+    with next(entry.glob("*.npy")).open("r+b") as file:
+        file.seek(-1, os.SEEK_END)
+        file.write(b"?")
+    removed, told = index_cache._remove, []
+    monkeypatch.setattr(index_cache, "_remove", lambda path: None if path == entry else removed(path))
+    for _ in range(2):
+        found = cached_arrays(
+            tmp_path, {"a": 1}, SPECS, lambda arrays: arrays[0].fill(2), lambda *reason: told.append(reason)
+        )
+        assert (found[0] == 2).all()
+    assert told == [(tmp_path, f"{entry.name} is damaged and cannot be replaced")] * 2
+
+
 def test_what_killed_builders_left_is_removed(tmp_path: Path) -> None:
     cached_arrays(tmp_path, {"a": 1}, SPECS, lambda arrays: arrays[0].fill(1))
     (entry,) = entries(tmp_path)

@@ -233,6 +233,23 @@ def test_dtype_rule() -> None:
     ]
 
 
+@pytest.mark.parametrize(("dtype", "wrong"), [("int32", -1), ("int64", 2**63 - 1)])
+def test_the_entropy_of_what_is_no_id(tmp_path: Path, dtype: str, wrong: int) -> None:
+    dataset = open_dataset(write_dataset(tmp_path / "d", [2], dtype=dtype))
+    (tmp_path / "d.bin").write_bytes(np.array([5, wrong], dtype=dtype).tobytes())
+    with pytest.raises(DataError, match=f"holds {wrong}: expected ids from 0 to 67108863"):
+        unigram_entropy(dataset)
+
+
+def test_numbers_that_are_no_ids_have_no_entropy(tmp_path: Path) -> None:
+    prefix = write_dataset(tmp_path / "d", [2], dtype="int32")
+    index = bytearray((tmp_path / "d.idx").read_bytes())
+    index[17] = 7  # float32
+    (tmp_path / "d.idx").write_bytes(index)
+    with pytest.raises(DataError, match="holds float32, which are no token ids"):
+        unigram_entropy(open_dataset(prefix))
+
+
 def test_unigram_entropy(tmp_path: Path) -> None:
     with DatasetWriter(str(tmp_path / "d"), "uint16") as writer:
         writer.add(np.array([7, 7, 9, 3]), np.array([4], dtype=np.int32))

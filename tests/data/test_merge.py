@@ -62,6 +62,23 @@ def test_a_folder_is_merged_whole_or_not_at_all(tmp_path: Path) -> None:
     assert find_datasets([*before, f"{folder}/x_b_document"])[2] == f"{folder}/x_b_document"
 
 
+def test_a_part_that_is_not_what_its_description_says(tmp_path: Path) -> None:
+    parts = [f"{tmp_path}/{name}_text_document" for name in "ab"]
+    for part, texts in zip(parts, (["one", "two"], ["three"]), strict=True):
+        run(find_inputs([lines(tmp_path / "in.jsonl", texts)]), Path(part.removesuffix("_text_document")))
+    description, other = (Path(f"{part}.json") for part in parts)
+    before = description.read_bytes()
+    description.write_bytes(other.read_bytes())
+    with pytest.raises(DataError, match=r"a_text_document: documents: .*\.json says 1, found 2"):
+        merge(parts, str(tmp_path / "whole"))
+    description.write_bytes(before)
+    with open(f"{parts[0]}.bin", "r+b") as file:
+        file.write(b"?")
+    with pytest.raises(DataError, match=r"a_text_document: crc32: .*\.json says "):
+        merge(parts, str(tmp_path / "whole"))
+    assert not Path(f"{tmp_path}/whole.idx").exists()
+
+
 @pytest.mark.parametrize("described", [True, False])
 def test_shares_are_not_merged_with_their_whole(tmp_path: Path, described: bool) -> None:
     inputs = both_keys(tmp_path / "in.jsonl")
