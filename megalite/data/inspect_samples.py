@@ -9,6 +9,7 @@ from typing import Protocol
 import numpy as np
 import torch
 
+from megalite.accelerator import is_out_of_memory
 from megalite.data.blended_dataset import BlendedDataset
 from megalite.data.build import Dataset, SampleSource
 from megalite.data.errors import replacing
@@ -50,8 +51,15 @@ def first_samples(name: str, dataset: Dataset) -> dict[str, np.ndarray]:
     count = min(FIRST_SAMPLES, len(dataset))
     if count == 0:
         return {}
-    with StepLoader(dataset, count, count, 0, 1, 0, torch.device("cpu")) as loader:
-        (batch,) = next(loader)
+    try:
+        with StepLoader(dataset, count, count, 0, 1, 0, torch.device("cpu")) as loader:
+            (batch,) = next(loader)
+    except RuntimeError as error:
+        if not is_out_of_memory(error):
+            raise
+        raise MemoryError(
+            f"--dump: the first {count} samples of {dataset.samples.seq_length:,} tokens do not fit in memory"
+        ) from None
     fields = {"tokens": np.int32, "labels": np.int32, "position_ids": np.int32, "loss_mask": np.uint8}
     arrays = {
         f"{name}.{field}": getattr(batch, field).numpy().astype(dtype) for field, dtype in fields.items()

@@ -70,5 +70,5 @@ def draw_png(bins: list[Bin], title: str, path: Path) -> None:
     with replacing(path) as temporary:
         try:
             figure.savefig(temporary, dpi=120, format=path.suffix[1:] or "png")
-        except ValueError as error:  # an extension that names no kind of picture
+        except (ValueError, RuntimeError) as error:  # no kind of picture, or one that needs TeX
             raise DataError(f"--histogram-png {path}: {error}") from None

@@ -72,7 +72,7 @@ def read_records(
                 texts = _whole(stream) if part.format == "text" else _paragraphs(stream)
                 groups = _grouped(islice(texts, skip, None), most_bytes, most_records, skip)
             for group in groups:
-                if number == part.start == 0:
+                if number == part.start == 0 and part.format != "paragraphs":
                     group.contents[0] = group.contents[0].removeprefix(BYTE_ORDER_MARK)
                 number = group.number
                 yield group
@@ -196,10 +196,11 @@ def _paragraphs(stream: BinaryIO) -> Iterator[_Record]:
     position = size = 0
     lines: list[bytes] = []
     for line in _all_lines(stream):
+        text = line.removeprefix(BYTE_ORDER_MARK) if position == 0 else line
         position += len(line)
-        if line.strip():
-            lines.append(line)
-            size += len(line)
+        if text.strip():
+            lines.append(text)
+            size += len(text)
             if size > LONGEST_RECORD:
                 raise _TooLong("paragraph")
         elif lines:
@@ -242,7 +243,7 @@ def _read_rows(path: str, keys: Sequence[str], skip: int) -> Iterator[_Record]:
                         number += 1
                         if number > skip:
                             yield _Record(number, size, absent[0] if absent else row)
-    except (OSError, pyarrow.ArrowException) as error:
+    except (OSError, UnicodeDecodeError, pyarrow.ArrowException) as error:  # also of a column's name
         raise DataError(f"{path}: after row {number}: cannot be read: {error}") from None
 
 

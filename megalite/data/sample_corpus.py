@@ -59,7 +59,7 @@ def prepare_sample(source: Path, folder: Path, vocab_size: int) -> list[str]:
 def _read_made(path: Path) -> dict[str, object]:
     try:
         content = json.loads(path.read_text())
-    except (FileNotFoundError, ValueError):
+    except (FileNotFoundError, ValueError, RecursionError):
         return {}
     return content if isinstance(content, dict) else {}
 

@@ -11,15 +11,20 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+import torch
+from matplotlib.figure import Figure
 from tokenizers import Regex, Tokenizer, pre_tokenizers
 from tokenizers.models import BPE
 
+from megalite.data.build import build_datasets
 from megalite.data.command import _Lasting, _text
 from megalite.data.errors import DataError
 from megalite.data.indexed_dataset import open_dataset
 from megalite.data.inputs import find_inputs
+from megalite.data.inspect_samples import dump
+from megalite.data.length_histogram import draw_png
 from megalite.data.merge import merge
-from tests.data.corpora import TOOLS, command, lines, write_dataset
+from tests.data.corpora import TOOLS, Words, command, data_config, lines, write_dataset
 
 NUMBERS = ["workers", "partitions", "partition-index", "log-interval", "vocab-size", "null-tokenizer-eod-id"]
 NUMBERS += ["tiktoken-num-special-tokens"]
@@ -212,6 +217,28 @@ def test_a_picture_that_cannot_be_made(tmp_path: Path, name: str, message: str) 
     assert (found.returncode, "Traceback" in found.stderr) == (1, False)
     assert message in found.stderr
     assert not (tmp_path / "pictures.png").exists()
+
+
+def test_a_picture_for_which_tex_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def savefig(*_: object, **__: object) -> None:
+        raise RuntimeError("xelatex not found")
+
+    monkeypatch.setattr(Figure, "savefig", savefig)
+    with pytest.raises(DataError, match=r"--histogram-png .*x\.pgf: xelatex not found"):
+        draw_png([], "title", tmp_path / "x.pgf")
+
+
+def test_a_dump_for_which_there_is_no_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def empty(*_: object, **__: object) -> None:
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 51200 bytes")
+
+    config = data_config(tmp_path / "cache", write_dataset(tmp_path / "a", [30, 40]))
+    train = build_datasets(config, Words(1000, 0), 8, 1, (8, 0, 0)).train
+    assert train is not None
+    monkeypatch.setattr(torch, "empty", empty)
+    with pytest.raises(MemoryError, match="the first 8 samples of 8 tokens do not fit in memory"):
+        dump(tmp_path / "dump.npz", {"train": train})
+    assert not list(tmp_path.glob("dump*"))
 
 
 def test_a_size_of_the_vocabulary_alone_is_no_tokenizer(tmp_path: Path) -> None:

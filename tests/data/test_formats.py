@@ -42,6 +42,9 @@ def test_paragraphs(tmp_path: Path, compressed: bool) -> None:
     path = tmp_path / ("in.txt.gz" if compressed else "in.txt")
     path.write_bytes(gzip.compress(content) if compressed else content)
     assert texts_of(tmp_path, path, "paragraphs") == ["one\ntwo", "three", "four"]
+    (tmp_path / "marked.txt").write_bytes(b"\xef\xbb\xbf" + content)
+    assert texts_of(tmp_path, tmp_path / "marked.txt", "paragraphs") == ["one\ntwo", "three", "four"]
+    assert open_dataset(str(tmp_path / "out_text_document")).documents == 3  # with none that is empty
 
 
 @pytest.mark.parametrize("name", ["in.txt", "in.txt.gz", "in.jsonl", "in.jsonl.gz"])

@@ -103,6 +103,16 @@ def test_large_rows_of_parquet_come_a_few_at_once(tmp_path: Path, monkeypatch: p
     assert max(group.size for group in found) < 2_000_000
 
 
+def test_a_column_whose_name_is_no_utf8(tmp_path: Path) -> None:
+    import pyarrow.parquet
+
+    pyarrow.parquet.write_table(pyarrow.table({"text": ["a"], "name": [1]}), tmp_path / "in.parquet")
+    content = (tmp_path / "in.parquet").read_bytes()
+    (tmp_path / "in.parquet").write_bytes(content.replace(b"name", b"n\xe4me"))
+    with pytest.raises(DataError, match=r"in\.parquet: after row 0: cannot be read: 'utf-8' codec"):
+        list(read_records(Part(str(tmp_path / "in.parquet"), "parquet"), ["text"]))
+
+
 def test_a_row_that_python_has_no_value_for(tmp_path: Path) -> None:
     import pyarrow
     import pyarrow.parquet
