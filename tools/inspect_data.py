@@ -113,6 +113,10 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     )
     if not args.prefix and not any(sources):
         parser.error("give dataset prefixes to describe, or --data-path to see what a run draws")
+    if not args.prefix and (args.verify or args.document or args.histogram_png):
+        parser.error("--verify, --document and --histogram-png need the prefix of a dataset to describe")
+    if not any(sources) and (args.dump or args.build_cache or args.iteration is not None or args.load):
+        parser.error("--dump, --build-cache, --iteration and --load need --data-path")
     if args.iteration is not None and args.global_batch_size is args.step_batch_size_schedule is None:
         parser.error("--iteration needs --global-batch-size")
     if args.decrease_batch_size_if_needed and not (args.micro_batch_size and args.data_parallel_size):

@@ -192,9 +192,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         check_apart(args.input, args.output_prefix)
         inputs = find_inputs(args.input, text_format, forced, args.output_prefix, _warn)
         partition = partition_of(args)
-        corpus = None
+        corpus, whole = None, inputs
         if partition is not None:
-            inputs, corpus = take_partition(inputs, *partition), corpus_hash(inputs)
+            corpus = corpus_hash(whole)
+            inputs = take_partition(whole, *partition)
         if args.engine != "library":
             from megalite.data.engine_check import choose_engine
 
@@ -211,6 +212,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             skip_errors=args.on_error == "skip",
             partition=partition,
             corpus=corpus,
+            whole=() if partition is None else whole,
         )
         with ProgressDisplay(plan.inputs, args.log_interval) as display:
             infos = preprocess(plan, tokenizer, display.show)

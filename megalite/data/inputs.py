@@ -71,8 +71,10 @@ def find_inputs(
             name = name.rsplit(".", 1)[0]
         by_name = text_format if name.endswith(".txt") else "parquet" if name.endswith(".parquet") else "json"
         parts.append(Part(path, forced or by_name))
-    if [part.path for part in parts].count(STDIN) > 1:
-        raise DataError(f"--input {STDIN}: standard input can be read only once")
+    once = [part.path for part in parts if read_once(part.path)]
+    if twice := [path for path in once if once.count(path) > 1]:
+        what = "standard input" if twice[0] == STDIN else "a pipe"
+        raise DataError(f"--input {twice[0]}: {what} can be read only once")
     if piped := [part.path for part in parts if part.format == "parquet" and read_once(part.path)]:
         raise DataError(f"--input {piped[0]}: Parquet is read from files only, as its index is their end")
     if told := repeats([part.path for part in parts]):
@@ -101,6 +103,8 @@ def _find_files(patterns: Sequence[str], warn: Callable[[str], None]) -> list[st
             found.append(pattern)
         elif path.is_dir():
             found.extend(_files_in(pattern, warn))
+        elif path.exists():
+            raise DataError(f"--input {pattern}: a socket or a device; give - for standard input")
         else:
             _check_ends(pattern)
             _check_folders(os.path.dirname(pattern))
@@ -109,7 +113,9 @@ def _find_files(patterns: Sequence[str], warn: Callable[[str], None]) -> list[st
                 raise DataError(f"--input {pattern}: no such file, folder or match")
             for match in matches:
                 if not os.path.isdir(match):
-                    found.extend(_regular(match))
+                    if not (regular := _regular(match)):
+                        raise DataError(f"--input {match}: a pipe, socket or device; give a pipe by its name")
+                    found.extend(regular)
                 elif "**" not in pattern and os.path.basename(match) != SALVAGED:  # ** matches what is in it
                     found.extend(_files_in(match, warn))
     return found
@@ -195,6 +201,11 @@ def repeats(paths: Sequence[str]) -> str | None:
             if place in first:
                 again.append(f"{path} (the same as {first[place]})")
             first.setdefault(place, path)
+    given = {*paths}
+    for path in paths:
+        unpacked = next((path[: -len(end)] for end in COMPRESSED if path.endswith(end)), None)
+        if unpacked in given:
+            again.append(f"{path} (compressed what {unpacked} is, by its name)")
     if not again:
         return None
     return f"read again, so that documents come several times: {_listed(again)}"
@@ -221,6 +232,7 @@ def corpus_hash(parts: Sequence[Part]) -> str:
     """Of what decides the shares of `take_partition`: sizes and formats of all files, and their names from
     the deepest folder on that holds them all, which may lie anywhere.
     """
+    _check_sizes_known(parts)
     digest = hashlib.blake2b(digest_size=16)
     paths = [os.path.abspath(part.path) for part in parts]
     root = os.path.commonpath([os.path.dirname(path) for path in paths]) if paths else ""
@@ -228,6 +240,11 @@ def corpus_hash(parts: Sequence[Part]) -> str:
         name, size = os.path.relpath(path, root), os.path.getsize(path)
         digest.update(os.fsencode(f"{name}\0{size}\0{part.format}\0"))
     return digest.hexdigest()
+
+
+def _check_sizes_known(parts: Sequence[Part]) -> None:
+    if once := [part.path for part in parts if read_once(part.path)]:
+        raise DataError(f"--partitions: standard input and pipes cannot be read in parts: {once[0]}")
 
 
 def take_partition(parts: Sequence[Part], index: int, partitions: int) -> list[Part]:
@@ -238,8 +255,7 @@ def take_partition(parts: Sequence[Part], index: int, partitions: int) -> list[P
     """
     if not 0 <= index < partitions:
         raise DataError(f"--partition-index {index}: expected 0 to {partitions - 1}")
-    if once := [part.path for part in parts if read_once(part.path)]:
-        raise DataError(f"--partitions: standard input and pipes cannot be read in parts: {once[0]}")
+    _check_sizes_known(parts)
     sizes = [os.path.getsize(part.path) for part in parts]
     total = sum(sizes)
     low, high = total * index // partitions, total * (index + 1) // partitions

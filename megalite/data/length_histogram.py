@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
@@ -50,6 +51,7 @@ def draw_text(bins: list[Bin]) -> str:
 
 def draw_png(bins: list[Bin], title: str, path: Path) -> None:
     """The same as a picture: shares of the sequences and of the tokens. Raises DataError."""
+    os.environ["MPLBACKEND"] = "agg"  # that of a notebook, around this process, may not be installed for it
     try:
         from matplotlib.figure import Figure
     except ImportError:

@@ -36,13 +36,14 @@ def merge(
         if written & _files(prefix):
             raise DataError(f"{output_prefix}: the output is one of the inputs, {prefix}")
     read_info(output_prefix)  # a file of its name that is no description is not written over
-    info = _common_info(prefixes)
+    infos = {prefix: read_info(prefix) for prefix in prefixes}
+    info = _common_info(infos, prefixes)
     dtype = _common_dtype(prefixes)
     writer = DatasetWriter(output_prefix, dtype)
     for prefix in prefixes:
         with DatasetFiles(prefix) as files:
             checksum = _append(writer, files)
-            if (described := read_info(prefix)) is not None:
+            if (described := infos[prefix]) is not None:
                 check_described(prefix, files.dataset, described, checksum)
         report(prefix)
     state = writer.complete()
@@ -91,11 +92,10 @@ def _common_dtype(prefixes: Sequence[str]) -> str:
     return dtypes[first]
 
 
-def _common_info(prefixes: Sequence[str]) -> DatasetInfo | None:
+def _common_info(infos: Mapping[str, DatasetInfo | None], prefixes: Sequence[str]) -> DatasetInfo | None:
     """The description of the whole, but for the counts; None when some part has none, as Megatron-LM's have
     not.
     """
-    infos = {prefix: read_info(prefix) for prefix in prefixes}
     known = {prefix: info for prefix, info in infos.items() if info is not None}
     _check_partitions(known, prefixes)
     if not known:
@@ -113,7 +113,7 @@ def _common_info(prefixes: Sequence[str]) -> DatasetInfo | None:
                     f"{getattr(model, field)}; "
                     f"ids would mean different things (as {prefix}.json and {first}.json say)"
                 )
-    if len(known) < len(prefixes):
+    if len(known) < len(infos):
         return None
     sources = tuple(source for info in known.values() for source in info.sources)
     return replace(model, sources=tuple(dict.fromkeys(sources)), partition=None, corpus=None)

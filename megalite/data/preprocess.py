@@ -28,7 +28,7 @@ from megalite.data.dataset_info import DatasetInfo, publish_with_info, read_info
 from megalite.data.documents import parse_document, parse_strings
 from megalite.data.errors import DataError, check_replaceable
 from megalite.data.indexed_dataset import DatasetWriter, token_dtype
-from megalite.data.inputs import Part, printable
+from megalite.data.inputs import Part, corpus_hash, printable
 from megalite.data.records import Records, line_number, read_records
 from megalite.data.resume import Checkpoint, Place, RunState
 from megalite.data.shortage import Room, started_pool
@@ -60,7 +60,9 @@ class PreprocessPlan:
     partition: tuple[int, int] | None = None
     """(index, partitions) when the inputs are one share of several."""
     corpus: str | None = None
-    """`corpus_hash` of all the inputs then."""
+    """`corpus_hash` of `whole` then, from before it was cut into shares."""
+    whole: Sequence[Part] = ()
+    """All the inputs."""
 
     def prefix(self, key: str) -> str:
         """Where the dataset of one key goes, as in Megatron-LM."""
@@ -131,6 +133,8 @@ def preprocess(
     eod = tokenizer.check_eod() if plan.append_eod else None
     dtype = plan.dtype or token_dtype(tokenizer.vocab_size)
     state = RunState(plan.stem, plan.inputs, _recipe(plan, tokenizer, dtype))
+    if plan.whole and corpus_hash(plan.whole) != plan.corpus:
+        raise DataError("inputs changed while they were cut into shares; the same command starts anew")
     progress = Progress()
     room = Room()
     encode = partial(_encode, tokenizer=tokenizer, eod=eod, skip_errors=plan.skip_errors, room=room)

@@ -87,8 +87,7 @@ class ThreadReader:
             self._thread.start()
 
     def __next__(self) -> HostBatches:
-        if os.getpid() != self._process:
-            raise RuntimeError("a loader is read in the process that made it: make one in each")
+        _check_process(self._process)
         item = self._wait()
         if isinstance(item, HostBatches):
             return item
@@ -111,6 +110,11 @@ class ThreadReader:
         self._thread.join()
         with contextlib.suppress(queue.Full):
             self._queue.put_nowait(None)  # a thread may wait
+
+
+def _check_process(maker: int) -> None:
+    if os.getpid() != maker:
+        raise RuntimeError("a loader is read in the process that made it: make one in each")
 
 
 def _read_all(
@@ -166,6 +170,7 @@ class ProcessReader:
             multiprocessing_context="fork",
             generator=torch.Generator(),  # or it would draw from the global one
         )
+        self._process = os.getpid()
         others, on_child = multiprocessing.active_children(), signal.getsignal(signal.SIGCHLD)
         # A signal to the whole group asks the run to stop, and it ends its workers itself.
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
@@ -181,6 +186,7 @@ class ProcessReader:
         self._kill = multiprocessing.util.Finalize(self, _kill, (self._workers,), exitpriority=0)
 
     def __next__(self) -> HostBatches:
+        _check_process(self._process)
         if self._items is None:
             raise StopIteration
         try:
@@ -225,8 +231,9 @@ class ProcessReader:
         return f"was killed: {signal.strsignal(-codes[0])}" if codes[0] < 0 else f"ended with code {codes[0]}"
 
     def close(self) -> None:
-        """End the processes."""
-        self._kill()
+        """End the processes, unless this is a copy of them in a process that was forked."""
+        if os.getpid() == self._process:
+            self._kill()
         self._items = None
 
 

@@ -68,6 +68,8 @@ def path_given(text: str) -> str:
 
 def utf8_text(text: str) -> str:
     """The argparse type of text that is compared with text of the data, or written down."""
+    if not text:
+        raise argparse.ArgumentTypeError('"": expected text; is a variable of the shell not set?')
     try:
         text.encode()
     except UnicodeEncodeError:

@@ -42,6 +42,7 @@ NUMBERS += ["tiktoken-num-special-tokens"]
         ("--vocab-size", "2147483648", "a whole number from 1 to 2147483647"),
         ("--null-tokenizer-eod-id", "2147483648", "a whole number from 0 to 2147483647"),
         ("--json-keys", "by\udcffte", "expected UTF-8"),
+        ("--eod-token", "", "text; is a variable of the shell not set?"),
         ("--eod-token", "by\udcffte", "expected UTF-8"),
     ],
 )
@@ -52,7 +53,7 @@ def test_flags_without_measure(
 
     with pytest.raises(SystemExit):
         arguments(["--input", "x", "--output-prefix", "out", flag, given])
-    shown = given.replace("\udcff", "\\xff")
+    shown = given.replace("\udcff", "\\xff") or '""'
     assert (
         f"argument {flag}: {shown}: expected {expected.removeprefix('expected ')}" in capsys.readouterr().err
     )
@@ -196,6 +197,7 @@ def test_output_that_does_not_block_is_waited_for() -> None:
     [
         (["--split", "1e308,1e308,1e308"], "1e308: shares must be finite, also their sum"),
         (["--dump", "/nowhere/x.npz"], "/nowhere/x.npz.partial: cannot be written: No such file"),
+        (["--verify"], "need the prefix of a dataset to describe"),
     ],
 )
 def test_inspect_data_says_what_is_wrong(tmp_path: Path, flags: Sequence[str], message: str) -> None:
@@ -217,6 +219,18 @@ def test_a_picture_that_cannot_be_made(tmp_path: Path, name: str, message: str) 
     assert (found.returncode, "Traceback" in found.stderr) == (1, False)
     assert message in found.stderr
     assert not (tmp_path / "pictures.png").exists()
+
+
+@pytest.mark.parametrize("flag", ["--build-cache", "--dump=x.npz", "--iteration=1"])
+def test_flags_of_a_run_need_its_data(tmp_path: Path, flag: str) -> None:
+    found = command("inspect_data", write_dataset(tmp_path / "a", [3]), flag)
+    assert (found.returncode, "--iteration and --load need --data-path" in found.stderr) == (2, True)
+
+
+def test_a_picture_made_from_a_notebook(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MPLBACKEND", "module://matplotlib_inline.not_installed_here")
+    found = command("inspect_data", write_dataset(tmp_path / "a", [3]), "--histogram-png", tmp_path / "a.png")
+    assert (found.returncode, found.stderr, (tmp_path / "a.png").is_file()) == (0, "", True)
 
 
 def test_a_picture_for_which_tex_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

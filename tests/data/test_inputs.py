@@ -45,6 +45,43 @@ def test_nothing_of_a_folder_is_left_out_without_a_word(
             find_inputs([pattern])
 
 
+def test_what_is_no_file_is_not_an_input_of_no_documents(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "in.jsonl")
+    for given, message in (
+        ("/dev/null", "/dev/null: a socket or a device; give - for standard input"),
+        (f"{tmp_path}/*.jsonl", r"in\.jsonl: a pipe, socket or device; give a pipe by its name"),
+    ):
+        with pytest.raises(DataError, match=message):
+            find_inputs([given])
+    with pytest.raises(DataError, match=r"in\.jsonl: a pipe can be read only once"):
+        find_inputs([f"{tmp_path}/in.jsonl"] * 2)
+
+
+@pytest.mark.parametrize("suffix", ["gz", "zst"])
+def test_a_file_beside_its_compressed_copy_is_told(tmp_path: Path, suffix: str) -> None:
+    told: list[str] = []
+    for name in ("a.jsonl", f"a.jsonl.{suffix}", "b.jsonl.gz"):
+        (tmp_path / name).touch()
+    find_inputs([str(tmp_path)], warn=told.append)
+    name = f"{tmp_path}/a.jsonl"
+    assert told == [
+        f"read again, so that documents come several times: {name}.{suffix} (compressed what {name} is, by "
+        "its name)"
+    ]
+
+
+def test_an_input_that_grows_while_it_is_cut_into_shares(tmp_path: Path) -> None:
+    path = lines(tmp_path / "in.jsonl")
+    whole = find_inputs([path])
+    corpus, inputs = corpus_hash(whole), take_partition(whole, 0, 1)
+    with open(path, "a") as file:
+        file.write('{"text": "3"}\n')
+    with pytest.raises(DataError, match="inputs changed while they were cut into shares"):
+        run(inputs, tmp_path / "out", partition=(0, 1), corpus=corpus, whole=whole)
+    inputs, corpus = take_partition(whole, 0, 1), corpus_hash(whole)
+    run(inputs, tmp_path / "out", partition=(0, 1), corpus=corpus, whole=whole)
+
+
 FIND_EACH = """
 import sys
 from megalite.data.errors import DataError

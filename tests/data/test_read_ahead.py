@@ -82,7 +82,7 @@ READS_ELSEWHERE = """
 import os, threading, time, torch
 from tests.data.test_read_ahead import *
 
-loader = StepLoader(mock(1000), 1, 1, 0, 1, 0, CPU)
+loader = StepLoader(mock(1000), 1, 1, 0, 1, 0, CPU, workers={workers})
 next(loader)
 
 def read_on(when):
@@ -95,18 +95,24 @@ def read_on(when):
 if {fork}:
     if (child := os.fork()) == 0:
         read_on(lambda: None)
+        if {workers}:
+            loader.close()  # of the copy
         os._exit(0)
     os.waitpid(child, 0)
+    next(loader)
     loader.close()
 else:
     threading.Thread(target=read_on, args=(threading.main_thread().join,)).start()
 """
 
 
-@pytest.mark.parametrize(("fork", "message"), [(True, "make one in each"), (False, "end it last")])
-def test_a_loader_whose_thread_is_not_there_is_an_error(fork: bool, message: str) -> None:
+@pytest.mark.parametrize(
+    ("fork", "workers", "message"),
+    [(True, 0, "make one in each"), (True, 1, "make one in each"), (False, 0, "end it last")],
+)
+def test_a_loader_whose_reader_is_not_there_is_an_error(fork: bool, workers: int, message: str) -> None:
     found = subprocess.run(
-        [sys.executable, "-c", READS_ELSEWHERE.format(fork=fork)],
+        [sys.executable, "-c", READS_ELSEWHERE.format(fork=fork, workers=workers)],
         capture_output=True,
         text=True,
         check=True,
