@@ -228,7 +228,7 @@ def test_flags_of_a_run_need_its_data(tmp_path: Path, flag: str) -> None:
 
 
 def test_a_picture_made_from_a_notebook(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MPLBACKEND", "module://matplotlib_inline.not_installed_here")
+    monkeypatch.setenv("MPLBACKEND", "of_the_notebook")
     found = command("inspect_data", write_dataset(tmp_path / "a", [3]), "--histogram-png", tmp_path / "a.png")
     assert (found.returncode, found.stderr, (tmp_path / "a.png").is_file()) == (0, "", True)
 
