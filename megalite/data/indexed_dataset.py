@@ -6,6 +6,7 @@ arrays handed out are views of the mapped files and keep them open.
 
 from __future__ import annotations
 
+import zlib
 from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple
@@ -17,6 +18,7 @@ from megalite.data.errors import DataError, check_prefix
 
 # Megatron writes uint16 only below this vocabulary size, though ids up to 65,535 fit.
 MEGATRON_UINT16_VOCABULARY = 65500
+READ_BYTES = 1 << 20
 COUNTED_IDS = 1 << 26  # each takes 8 bytes of memory while they are counted
 
 
@@ -72,14 +74,18 @@ class DatasetWriter:
 
     @staticmethod
     def can_resume(prefix: str, dtype: str, state: WriterState) -> bool:
-        """Whether an interrupted run's files hold at least `state`."""
+        """Whether an interrupted run's files hold at least `state`. The tokens are read: another run that was
+        killed may have left its own under the same names.
+        """
         sizes = {
             "bin": state.tokens * np.dtype(dtype).itemsize,
             "idx": 4 * state.sequences,
             "boundaries": 8 * state.documents,
         }
         files = [(Path(f"{prefix}.{suffix}.partial"), size) for suffix, size in sizes.items()]
-        return all(path.is_file() and path.stat().st_size >= size for path, size in files)
+        if not all(path.is_file() and path.stat().st_size >= size for path, size in files):
+            return False
+        return _checksum(*files[0]) == state.checksum
 
     @property
     def state(self) -> WriterState:
@@ -136,6 +142,16 @@ class DatasetWriter:
     ) -> None:
         if kind is None and not self._published:
             self.publish()
+
+
+def _checksum(path: Path, size: int) -> int:
+    """CRC-32 of the first `size` bytes."""
+    checksum = 0
+    with path.open("rb") as file:
+        while size > 0 and (chunk := file.read(min(size, READ_BYTES))):
+            checksum = zlib.crc32(chunk, checksum)
+            size -= len(chunk)
+    return checksum
 
 
 def unigram_entropy(dataset: IndexedDataset) -> float:

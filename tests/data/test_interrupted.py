@@ -18,7 +18,7 @@ from megalite.data import preprocess as module
 from megalite.data import resume
 from megalite.data.dataset_files import DatasetFiles
 from megalite.data.errors import DataError
-from megalite.data.indexed_dataset import open_dataset
+from megalite.data.indexed_dataset import DatasetWriter, open_dataset
 from megalite.data.inputs import find_inputs
 from megalite.data.merge import merge
 from megalite.data.preprocess import Progress, preprocess
@@ -52,6 +52,22 @@ def test_a_run_does_not_go_on_in_the_files_of_another(
         with pytest.raises(KeyboardInterrupt):
             preprocess(other, ByteLevelTokenizer(), interrupted(8))
     preprocess(first, ByteLevelTokenizer())
+    assert bytes(open_dataset(str(tmp_path / "out_text_document")).stream().astype(np.uint8)) == b"a" * 20
+
+
+def test_a_run_does_not_go_on_behind_the_tokens_of_a_killed_merge(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which wrote as much under the same names."""
+    every_batch_is_kept(monkeypatch)
+    work = plan(lines(tmp_path / "in.jsonl", ["a"] * 20), tmp_path / "out")
+    with pytest.raises(KeyboardInterrupt):
+        preprocess(work, ByteLevelTokenizer(), interrupted(8))
+    merged = DatasetWriter(str(tmp_path / "out_text_document"), "uint16", sync=False)
+    merged.add(np.full(20, ord("b")), np.ones(20, dtype=np.int32))
+    merged.flush()
+    del merged
+    preprocess(work, ByteLevelTokenizer())
     assert bytes(open_dataset(str(tmp_path / "out_text_document")).stream().astype(np.uint8)) == b"a" * 20
 
 
