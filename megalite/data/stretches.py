@@ -15,7 +15,6 @@ stretches can be shown as they were.
 
 from __future__ import annotations
 
-import itertools
 import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
@@ -155,7 +154,7 @@ def without_repeats(blend: Blend) -> Blend:
     """The same with each dataset once: two entries of one dataset would read the same samples twice."""
     first: dict[str, str] = {}
     weights: dict[str, float] = {}
-    for prefix, weight in zip(blend.prefixes, blend.weights or itertools.repeat(0.0), strict=False):
+    for prefix, weight in zip(blend.prefixes, blend.weights or [0.0] * len(blend.prefixes), strict=True):
         name = normal(prefix)
         first.setdefault(name, prefix)
         weights[name] = weights.get(name, 0.0) + weight

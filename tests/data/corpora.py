@@ -41,6 +41,7 @@ def numbered_dataset(prefix: Path, documents: int, length: int, first: int = 0) 
 
 
 def data_config(cache: Path, *data_path: str, split: str = "1,0,0", **fields: object) -> DataConfig:
+    # Any of its fields.
     return DataConfig(data_path=data_path, split=split, data_cache_path=str(cache), **fields)  # type: ignore[arg-type]
 
 
@@ -60,11 +61,12 @@ def lines(path: Path, texts: Sequence[object] = ("0", "1", "2")) -> str:
 
 
 def plan(path: str, prefix: Path, **fields: object) -> PreprocessPlan:
-    return PreprocessPlan(find_inputs([path]), str(prefix), **fields)  # type: ignore[arg-type]  # of any field
+    return PreprocessPlan(find_inputs([path]), str(prefix), **fields)  # type: ignore[arg-type]  # any of its fields
 
 
 def run(inputs: Sequence[Part], prefix: Path, **fields: object) -> None:
-    preprocess(PreprocessPlan(inputs, str(prefix), **fields), ByteLevelTokenizer())  # type: ignore[arg-type]
+    work = PreprocessPlan(inputs, str(prefix), **fields)  # type: ignore[arg-type]  # any of its fields
+    preprocess(work, ByteLevelTokenizer())
 
 
 def command(tool: str, *args: object, shell: str = "") -> subprocess.CompletedProcess[str]:

@@ -57,7 +57,7 @@ def test_the_list_of_a_run_that_just_ended_is_not_cut(
         if not calls:
             first.publish()
         calls.append(file)
-        lock(file, how)  # type: ignore[arg-type]  # whatever it was called with
+        lock(file, how)  # type: ignore[arg-type]  # as the caller of flock gave them
 
     monkeypatch.setattr(skipped_module.fcntl, "flock", while_the_first_ends)
     second = SkippedList(str(tmp_path / "out"))
