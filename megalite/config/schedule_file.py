@@ -18,7 +18,7 @@ from pathlib import Path
 
 from megalite.config.paths import open_regular
 
-CELL = re.compile(r"(\d{1,7})([FBIW])(\d{1,7})")
+CELL = re.compile(r"(\d{1,7})([FBIW])(\d{1,7})", re.ASCII)
 MOST_BYTES = 2**24
 MOST_ACTIONS = 2**20  # pp 64 with 8 chunks and 1024 micro-batches is half of it
 
@@ -43,7 +43,7 @@ def read_schedule_file(path: str | Path) -> ScheduleFile:
     try:
         if Path(path).stat().st_size > MOST_BYTES:
             raise ValueError(f"{path} has more than {MOST_BYTES >> 20} MiB")
-        with io.TextIOWrapper(open_regular(path), encoding="ascii", newline="") as lines:
+        with io.TextIOWrapper(open_regular(path), encoding="utf-8-sig", newline="") as lines:
             rows = list(csv.reader(lines))
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         reason = getattr(error, "strerror", None) or "not a CSV file"

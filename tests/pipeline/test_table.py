@@ -34,19 +34,22 @@ def test_a_schedule_survives_its_file(tmp_path: Path, schedule: Schedule) -> Non
         ("0F0,0B0\n1F0\n", r"rank 1 has for micro-batch 0, chunk 0: 1 F, 0 B"),
         ("0F0,0B0\n0F0,0B0\n", r"stages are \[0, 0\]"),
         ("0F0,0B0\n1B0,1F0\n", r"deadlock"),
+        ("0F0,0B0\n1Fé,1B0\n", r"line 2: cell '1Fé' is not <stage>"),
+        ("0F0,0B0\n1F\N{ARABIC-INDIC DIGIT ZERO},1B0\n", r"line 2: cell '1F.' is not <stage>"),
         ("\n", r"holds no actions"),
     ],
 )
 def test_files_that_cannot_be_run_are_refused(tmp_path: Path, text: str, message: str) -> None:
     path = tmp_path / "schedule.csv"
-    path.write_text(text)
+    path.write_text(text, encoding="utf-8")
     with pytest.raises(ScheduleError, match=message):
         read_csv(path)
 
 
-def test_blank_cells_of_other_tools_are_skipped(tmp_path: Path) -> None:
+@pytest.mark.parametrize("encoding", ["ascii", "utf-8-sig"])
+def test_blank_cells_and_byte_order_marks_of_other_tools_are_skipped(tmp_path: Path, encoding: str) -> None:
     path = tmp_path / "schedule.csv"
-    path.write_text("0F0,,,0B0\n,1F0,1B0,\n")
+    path.write_text("0F0,,,0B0\n,1F0,1B0,\n", encoding=encoding)
     assert read_csv(path).actions == one_f_one_b(2, 1).actions
 
 
