@@ -310,6 +310,9 @@ def test_eod_must_exist(trained: Path, tmp_path: Path) -> None:
     content["model"]["vocab"]["the"] = 290
     (tmp_path / "tokenizer.json").write_text(json.dumps(content))
     assert make(tokenizer_model=str(tmp_path)).eod == 290
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<end>"}))
+    with pytest.raises(DataError, match=r"tokenizer_config\.json: eos_token <end>: not in the vocabulary"):
+        _ = make(tokenizer_model=str(tmp_path)).eod
 
 
 def test_padding_and_truncation_of_the_file_are_ignored(trained: Path, tmp_path: Path) -> None:

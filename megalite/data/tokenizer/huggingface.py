@@ -26,6 +26,7 @@ USUAL_EOD = (
     *("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>"),
     "<\uff5cend\u2581of\u2581sentence\uff5c>",  # DeepSeek, with full-width bars
 )
+CONFIG = "tokenizer_config.json"
 IN_A_ROW = (
     "; added tokens are numbered from the count of the model's vocabulary on, so that must leave no id out"
 )
@@ -46,6 +47,7 @@ class HuggingFaceTokenizer(Tokenizer):
         eod_token: str | None,
         add_special_tokens: bool,
         allow_special_tokens: bool,
+        eod_given_by: str = "--eod-token",
     ) -> None:
         """Raises DataError for a vocabulary in which ids mean two things."""
         from tokenizers import AddedToken
@@ -65,6 +67,7 @@ class HuggingFaceTokenizer(Tokenizer):
         self.options = f"add_special_tokens={add_special_tokens} allow_special_tokens={allow_special_tokens}"
         self.vocab_size = max(vocabulary.values(), default=-1) + 1
         self.eod_token = eod_token
+        self._eod_given_by = eod_given_by
         self.spells_special_tokens = allow_special_tokens
         self.adds_special_tokens = add_special_tokens
         ids = library.encode("", add_special_tokens=add_special_tokens).ids
@@ -83,7 +86,7 @@ class HuggingFaceTokenizer(Tokenizer):
         found = self.library.token_to_id(self.eod_token)
         if found is None:
             raise DataError(
-                f"--eod-token {self.eod_token}: not in the vocabulary of {self.vocab_size} tokens "
+                f"{self._eod_given_by} {self.eod_token}: not in the vocabulary of {self.vocab_size} tokens "
                 f"(special tokens: {', '.join(self._special_tokens()[:20]) or 'none'})"
             )
         return found
@@ -144,10 +147,19 @@ def load_tokenizer_json(
         library = Library.from_buffer(content)
         # With other spaces, or another order of its keys, it is the same tokenizer.
         canonical = orjson.dumps(orjson.loads(content), option=orjson.OPT_SORT_KEYS)
-    eod_token = eod_token or _configured_eod(path.parent) or _usual_eod(library)
+    given_by = "--eod-token"
+    if not eod_token and (eod_token := _configured_eod(path.parent)) is not None:
+        given_by = f"{path.parent / CONFIG}: eos_token"
     identity = identity_of("tokenizer.json", [canonical])
     with library_errors(str(path)):
-        return HuggingFaceTokenizer(library, identity, eod_token, add_special_tokens, allow_special_tokens)
+        return HuggingFaceTokenizer(
+            library,
+            identity,
+            eod_token or _usual_eod(library),
+            add_special_tokens,
+            allow_special_tokens,
+            given_by,
+        )
 
 
 def load_gpt2_bpe(
@@ -177,7 +189,7 @@ def load_gpt2_bpe(
 
 def _configured_eod(folder: Path) -> str | None:
     """The end-of-sequence token that a model's tokenizer_config.json names."""
-    path = folder / "tokenizer_config.json"
+    path = folder / CONFIG
     if not path.is_file():
         return None
     try:

@@ -76,7 +76,7 @@ class TikTokenizer(Tokenizer):
                 eod_token = eod_token or "</s>"
             else:
                 ranks = _rank_file(content)
-                split, special = _by_size(model, len(ranks))
+                split, special = _by_size(len(ranks))
                 eod_token = eod_token or "<|endoftext|>"
         except (ValueError, TypeError, KeyError, binascii.Error) as error:
             raise DataError(f"{model}: cannot be read as a tiktoken vocabulary: {error}") from None
@@ -121,11 +121,11 @@ def _rank_file(content: bytes) -> dict[bytes, int]:
     return ranks
 
 
-def _by_size(model: str, ranks: int) -> tuple[str, dict[str, int]]:
+def _by_size(ranks: int) -> tuple[str, dict[str, int]]:
     if ranks not in RANK_FILES:
         known = ", ".join(f"{size:,}" for size in RANK_FILES)
-        raise DataError(
-            f"{model}: {ranks:,} ranks; the known vocabularies have {known}: use a tokenizer.json instead"
+        raise ValueError(
+            f"{ranks:,} ranks; the known vocabularies have {known}: use a tokenizer.json instead"
         )
     return RANK_FILES[ranks]
 
