@@ -74,6 +74,8 @@ def read_records(
             for group in groups:
                 if number == part.start == 0 and part.format != "paragraphs":
                     group.contents[0] = group.contents[0].removeprefix(BYTE_ORDER_MARK)
+                    if group.contents == [b""] and part.format == "json":
+                        return  # nothing but the mark: an empty file
                 number = group.number
                 yield group
     except told as error:

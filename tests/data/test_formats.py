@@ -53,6 +53,9 @@ def test_the_byte_order_mark_of_a_file_is_no_text(tmp_path: Path, name: str) -> 
     content = b"\xef\xbb\xbf" + content
     (tmp_path / name).write_bytes(gzip.compress(content) if name.endswith("gz") else content)
     assert texts_of(tmp_path, tmp_path / name, "paragraphs") == ["one", "\ufefftwo"]
+    content = content[:3]  # of an empty file
+    (tmp_path / name).write_bytes(gzip.compress(content) if name.endswith("gz") else content)
+    assert texts_of(tmp_path, tmp_path / name, "paragraphs") == []
 
 
 def test_text_that_is_not_utf8_is_named(tmp_path: Path) -> None:
