@@ -146,8 +146,10 @@ def partition_of(args: argparse.Namespace) -> tuple[int, int] | None:
     index, task = args.partition_index, os.environ.get("SLURM_ARRAY_TASK_ID")
     if index is None and task is not None:
         last = os.environ.get("SLURM_ARRAY_TASK_MAX", task)
-        if not (task.isdecimal() and last.isdecimal()):
-            raise DataError(f"SLURM_ARRAY_TASK_ID {task!r}, SLURM_ARRAY_TASK_MAX {last!r}: expected numbers")
+        if not all(text.isdecimal() and len(text) < 20 for text in (task, last)):
+            raise DataError(
+                f"SLURM_ARRAY_TASK_ID {task!r:.40}, SLURM_ARRAY_TASK_MAX {last!r:.40}: expected numbers"
+            )
         if int(last) >= args.partitions:
             raise DataError(
                 f"--partitions {args.partitions}: the SLURM array has a task {last}, but the tasks are the "

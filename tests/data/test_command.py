@@ -110,13 +110,16 @@ def test_an_empty_path_is_not_the_working_folder(
     assert sorted(os.listdir()) == before
 
 
-def test_a_slurm_task_that_is_no_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SLURM_ARRAY_TASK_ID", "4294967294x")
-    flags = ["--tokenizer-type", "ByteLevelTokenizer", "--partitions", "2"]
-    found = command(
-        "preprocess_data", "--input", lines(tmp_path / "in.jsonl"), "--output-prefix", tmp_path / "o", *flags
-    )
-    assert (found.returncode, "expected numbers" in found.stderr) == (1, True)
+@pytest.mark.parametrize(
+    ("task", "last"), [("4294967294x", "1"), ("1" * 5000, "1"), ("0", "1" * 5000), ("0", "")]
+)
+def test_a_slurm_task_that_is_no_number(monkeypatch: pytest.MonkeyPatch, task: str, last: str) -> None:
+    from tools.preprocess_data import arguments, partition_of
+
+    monkeypatch.setenv("SLURM_ARRAY_TASK_ID", task)
+    monkeypatch.setenv("SLURM_ARRAY_TASK_MAX", last)
+    with pytest.raises(DataError, match=r"SLURM_ARRAY_TASK_MAX .{,42}: expected numbers"):
+        partition_of(arguments(["--input", "x", "--output-prefix", "y", "--partitions", "2"]))
 
 
 def test_standard_streams_that_are_closed(tmp_path: Path) -> None:
