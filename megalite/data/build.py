@@ -146,7 +146,7 @@ def build_datasets(
             raise DataError(
                 f"{name} split: {count} samples are wanted, but datasets without weights are read once, "
                 f"which gives "
-                f"{len(source)}; give each a weight (--data-path 1 A 1 B), so that they repeat, or ask for "
+                f"{len(source)}; give each a weight (1 A 1 B), so that they repeat, or ask for "
                 f"fewer"
             )
     orders = (order, None, None)

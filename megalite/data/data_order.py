@@ -137,7 +137,7 @@ def _next_stretch(
         if sum(left) == 0:
             raise DataError(
                 f"{name} split: all of its {len(places)} datasets have been read, and without weights each "
-                f"is read once; give each a weight (--data-path 1 A 1 B), so that they repeat, or add others"
+                f"is read once; give each a weight (1 A 1 B), so that they repeat, or add others"
             )
     first = f"from sample {saved.consumed_samples:,} on the blend is another one"
     rest = [f"{len(notes) - SHOWN} more datasets"] if len(notes) > SHOWN else []
