@@ -10,7 +10,14 @@ from pathlib import Path
 import pytest
 
 from megalite.data import engine_check
-from megalite.data.engine_check import CHECKED_DOCUMENTS, check_engine, choose_engine, compare, hard_texts
+from megalite.data.engine_check import (
+    CHECKED_DOCUMENTS,
+    check_engine,
+    choose_engine,
+    compare,
+    encoded,
+    hard_texts,
+)
 from megalite.data.errors import DataError
 from megalite.data.inputs import Part, find_inputs
 from megalite.data.tokenizer.byte_level import ByteLevelTokenizer
@@ -77,6 +84,23 @@ def test_hard_text_is_checked_whatever_the_corpus_holds(word: str) -> None:
 def test_an_engine_that_fails_is_refused() -> None:
     with pytest.raises(DataError, match="it fails on text that the library encodes: thread panicked"):
         compare(Broken(), ByteLevelTokenizer(), ["a"])
+
+
+class Lossy(ByteLevelTokenizer):
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        if any("\x1c" in text or "hamster" in text for text in texts):
+            raise DataError("the vocabulary lacks a byte")
+        return super().encode_batch(texts)
+
+
+def test_what_the_library_refuses_is_not_held_against_an_engine(tmp_path: Path) -> None:
+    texts = ["fine", "a hamster", "fine too"]
+    path = corpus(tmp_path / "c.jsonl", texts)  # whose hamster the run will name
+    inputs = find_inputs([str(path)])
+    check_engine(Lossy(), Lossy(), inputs, ["text"])
+    with pytest.raises(DataError, match="other ids than the library for 'fine too' from token 5 on"):
+        check_engine(Slip("too"), Lossy(), inputs, ["text"])
+    assert [text for text, _ in encoded(Lossy(), texts)] == ["fine", "fine too"]
 
 
 def test_standard_input_cannot_be_checked() -> None:
