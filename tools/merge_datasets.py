@@ -50,7 +50,7 @@ def find_datasets(given: Sequence[str]) -> list[str]:
         names = [path.name for path in Path(item).iterdir()] if Path(item).is_dir() else []
         stems = {match[1] for match in map(PART_OF_DATASET.fullmatch, names) if match}
         inside = sorted(str(Path(item, stem)) for stem in stems)
-        keys = sorted({info.key for prefix in inside if (info := read_info(prefix))})
+        keys = sorted({info.key or "(several)" for prefix in inside if (info := read_info(prefix))})
         if len(keys) > 1:
             raise DataError(
                 f"{item}: holds datasets of the keys {', '.join(keys)}, as runs with several make; "
@@ -58,6 +58,10 @@ def find_datasets(given: Sequence[str]) -> list[str]:
             )
         found.extend(inside or [item])
     return found
+
+
+def _warn(text: str) -> None:
+    print(f"merge_datasets: warning: {text}", file=sys.stderr)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -70,8 +74,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         check_apart(args.input, args.output_prefix, "the prefixes in it")
         prefixes = find_datasets(args.input)
         if told := repeats([f"{prefix}.bin" for prefix in prefixes]):
-            print(f"merge_datasets: warning: {told}", file=sys.stderr)
-        state = merge(prefixes, args.output_prefix, lambda prefix: print(f"{prefix}: done"))
+            _warn(told)
+        state = merge(prefixes, args.output_prefix, lambda prefix: print(f"{prefix}: done"), _warn)
     except (DataError, OSError, MemoryError) as error:
         print(f"merge_datasets: error: {error}", file=sys.stderr)
         return 1

@@ -45,14 +45,15 @@ class DatasetInfo:
     documents: int
     crc32: int
     """Checksum of the .bin."""
-    key: str
+    key: str | None
+    """None where datasets of several were merged."""
     sources: tuple[str, ...]
     partition: tuple[int, int] | None = None
     """(index, partitions) when this is one share of several, to be merged."""
     corpus: str | None = None
     """Hash of the names, sizes and formats of all inputs, of which this is a share."""
     options: str | None = None
-    """What beside the tokenizer's vocabulary decided how text became ids."""
+    """What beside the tokenizer's vocabulary decided how text became ids; None where that differs inside."""
 
     @staticmethod
     def of(
@@ -111,6 +112,8 @@ def read_info(prefix: str) -> DatasetInfo | None:
         content = orjson.loads(path.read_bytes())
         if not isinstance(content, dict):
             raise TypeError("expected an object")
+        if isinstance(found := content.get("format"), int) and found != FORMAT:
+            raise ValueError(f"its format is {found}, and this version knows {FORMAT}")
         lists = {name: tuple(value) for name, value in content.items() if isinstance(value, list)}
         info = DatasetInfo(**{**content, **lists})
         _check_types(info)

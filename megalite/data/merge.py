@@ -9,23 +9,32 @@ import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
+from typing import Any
 
 import numpy as np
 
+from megalite import __version__
 from megalite.data.dataset_files import DatasetFiles
 from megalite.data.dataset_info import DatasetInfo, publish_with_info, read_info
 from megalite.data.errors import DataError, check_replaceable
 from megalite.data.indexed_dataset import DatasetWriter, WriterState, open_dataset
 from megalite.data.verify import check_described
 
+HOW_MADE = (("key", "key"), ("options", "tokenizer options"))
+MERGED = ("uint8", "uint16", "int32", "int64")  # what a writer takes
+
 
 def merge(
-    prefixes: Sequence[str], output_prefix: str, report: Callable[[str], None] = lambda _: None
+    prefixes: Sequence[str],
+    output_prefix: str,
+    report: Callable[[str], None] = lambda _: None,
+    warn: Callable[[str], None] = lambda _: None,
 ) -> WriterState:
     """Write the datasets `prefixes`, in this order, as one.
 
-    Raises DataError, before anything is written, when one is malformed, or when dtypes or tokenizers differ;
-    and for one that is not what its description says, whose checksum is known when all of it is read.
+    `report` is told what of them is done, `warn` what the whole can no longer say of its parts. Raises
+    DataError, before anything is written, when one is malformed, or when dtypes or tokenizers differ; and
+    for one that is not what its description says, whose checksum is known when all of it is read.
     """
     if not prefixes:
         raise DataError("nothing to merge: no dataset was found")
@@ -37,7 +46,7 @@ def merge(
             raise DataError(f"{output_prefix}: the output is one of the inputs, {prefix}")
     read_info(output_prefix)  # a file of its name that is no description is not written over
     infos = {prefix: read_info(prefix) for prefix in prefixes}
-    info = _common_info(infos, prefixes)
+    info = _common_info(infos, prefixes, warn)
     dtype = _common_dtype(prefixes)
     writer = DatasetWriter(output_prefix, dtype)
     for prefix in prefixes:
@@ -84,6 +93,8 @@ def _append(writer: DatasetWriter, files: DatasetFiles) -> int:
 def _common_dtype(prefixes: Sequence[str]) -> str:
     dtypes = {prefix: open_dataset(prefix).dtype for prefix in prefixes}
     first = prefixes[0]
+    if dtypes[first] not in MERGED:
+        raise DataError(f"{first}: holds {dtypes[first]}; what can be merged is {', '.join(MERGED)}")
     for prefix, dtype in dtypes.items():
         if dtype != dtypes[first]:
             raise DataError(
@@ -92,7 +103,9 @@ def _common_dtype(prefixes: Sequence[str]) -> str:
     return dtypes[first]
 
 
-def _common_info(infos: Mapping[str, DatasetInfo | None], prefixes: Sequence[str]) -> DatasetInfo | None:
+def _common_info(
+    infos: Mapping[str, DatasetInfo | None], prefixes: Sequence[str], warn: Callable[[str], None]
+) -> DatasetInfo | None:
     """The description of the whole, but for the counts; None when some part has none, as Megatron-LM's have
     not.
     """
@@ -115,8 +128,19 @@ def _common_info(infos: Mapping[str, DatasetInfo | None], prefixes: Sequence[str
                 )
     if len(known) < len(infos):
         return None
-    sources = tuple(source for info in known.values() for source in info.sources)
-    return replace(model, sources=tuple(dict.fromkeys(sources)), partition=None, corpus=None)
+    differs: dict[str, Any] = {}
+    for field, what in HOW_MADE:
+        values = {prefix: getattr(info, field) for prefix, info in known.items()}
+        other = next((prefix for prefix, value in values.items() if value != values[first]), None)
+        if other is not None:
+            warn(
+                f"{other}: its {what} is {values[other]!r}, but that of {first} is {values[first]!r}: the "
+                "description of the whole has none"
+            )
+            differs[field] = None
+    sources = dict.fromkeys(source for info in known.values() for source in info.sources)
+    made = replace(model, megalite=__version__, sources=tuple(sources), partition=None, corpus=None)
+    return replace(made, **differs)
 
 
 def _check_partitions(infos: Mapping[str, DatasetInfo], prefixes: Sequence[str]) -> None:
@@ -148,7 +172,7 @@ def _check_partitions(infos: Mapping[str, DatasetInfo], prefixes: Sequence[str])
                 f"{prefix}: its inputs had other names, sizes, formats or another order than those of "
                 f"{first}; shares of two corpora do not make one: do one of them again"
             )
-        for field, what in (("key", "key"), ("options", "tokenizer options")):
+        for field, what in HOW_MADE:
             one, other = getattr(infos[prefix], field), getattr(infos[first], field)
             if one != other:
                 raise DataError(

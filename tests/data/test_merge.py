@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import tracemalloc
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from megalite.data.dataset_info import read_info
 from megalite.data.errors import DataError
 from megalite.data.inputs import Part, corpus_hash, find_inputs, take_partition
 from megalite.data.merge import merge
@@ -154,3 +156,30 @@ def test_shares_of_different_runs_are_not_merged(tmp_path: Path, what: str) -> N
     with pytest.raises(DataError, match=f"its {what} is .*; shares of two runs do not make one"):
         merge([first, second], str(tmp_path / "whole"))
     assert not list(tmp_path.glob("whole*"))
+
+
+@pytest.mark.parametrize(("field", "what"), [("key", "key"), ("options", "tokenizer options")])
+def test_the_whole_says_of_its_parts_what_they_have_in_common(tmp_path: Path, field: str, what: str) -> None:
+    path = str(tmp_path / "in.jsonl")
+    Path(path).write_text('{"text": "a", "title": "b"}\n')
+    works = [PreprocessPlan(find_inputs([path]), str(tmp_path / name)) for name in "abc"]
+    if field == "key":
+        works[1] = replace(works[1], json_keys=("title",))
+    for work in works:
+        other = field == "options" and work is works[1]
+        preprocess(work, WithOptions() if other else ByteLevelTokenizer())
+    prefixes = [work.prefix(*work.json_keys) for work in works]
+    told: list[str] = []
+    merge(prefixes, str(tmp_path / "whole"), warn=told.append)
+    assert len(told) == 1
+    assert told[0].startswith(f"{prefixes[1]}: its {what} is ")
+    whole, first = read_info(str(tmp_path / "whole")), read_info(prefixes[0])
+    assert whole is not None
+    assert first is not None
+    common = {"key": first.key, "options": first.options, field: None}
+    assert (whole.key, whole.options) == (common["key"], common["options"])
+    again = str(tmp_path / "again")
+    merge([str(tmp_path / "whole"), prefixes[0]], again, warn=told.append)
+    assert len(told) == 2
+    merge([prefixes[0], prefixes[2]], again, warn=told.append)
+    assert len(told) == 2

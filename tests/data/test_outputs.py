@@ -178,6 +178,7 @@ def test_a_description_does_not_outlive_its_dataset(tmp_path: Path) -> None:
     ("field", "expected"),
     [
         ("vocab_size", "an integer"),
+        ("format", "an integer"),
         ("crc32", "an integer"),
         ("dtype", "a string"),
         ("sources", "a list of strings"),
@@ -198,6 +199,9 @@ def test_a_description_of_wrong_types(tmp_path: Path, field: str, expected: str)
         message += f"expected {expected}, found {wrong};"
         with pytest.raises(DataError, match=re.escape(message)):
             read_info(prefix)
+    Path(f"{prefix}.json").write_text(json.dumps({**content, "format": 2, "of_later": "x"}))
+    with pytest.raises(DataError, match="its format is 2, and this version knows 1; move it away to go on"):
+        read_info(prefix)
     Path(f"{prefix}.json").write_text("[1]")
     with pytest.raises(DataError, match="description: expected an object"):
         read_info(prefix)

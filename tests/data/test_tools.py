@@ -132,6 +132,9 @@ def test_datasets_that_do_not_fit_are_not_merged(tmp_path: Path, capsys: pytest.
     b = write_dataset(tmp_path / "b", [5], dtype="int32")
     assert tool("merge_datasets")(["--input", a, b, "--output-prefix", str(tmp_path / "m")]) == 1
     assert "b: holds int32, but" in capsys.readouterr().err
+    c = write_dataset(tmp_path / "c", [5], dtype="int16")
+    assert tool("merge_datasets")(["--input", c, c, "--output-prefix", str(tmp_path / "m")]) == 1
+    assert f"{c}: holds int16; what can be merged is uint8, uint16, int32, int64" in capsys.readouterr().err
     path = write_lines(tmp_path / "in.jsonl", 3)
     for name, size in (("x", "100"), ("y", "120")):
         flags = ["--tokenizer-type", "NullTokenizer", "--vocab-size", size]
