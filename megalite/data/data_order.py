@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, replace
 
 from megalite.config.blend import Blend
@@ -197,10 +198,18 @@ class RunHistory:
         builder = self._builder
         if (key.seq_length, key.seed) != (builder.seq_length, builder.seed):
             builder = SourceBuilder(key.seq_length, key.seed, builder.cache)
-        for place in stretch.datasets:
-            if builder.identity(place.prefix, key.share) != place.identity:
-                raise DataError(
-                    f"{place.prefix}: holds other documents than those from which samples "
-                    f"{stretch.first_sample:,} to {until - 1:,} were drawn"
-                )
-        return builder.go_on(stretch, key.share, until)
+        drawn = f"samples {stretch.first_sample:,} to {until - 1:,}"
+        places = tuple(self._find(builder, key.share, place, drawn) for place in stretch.datasets)
+        return builder.go_on(replace(stretch, datasets=places), key.share, until)
+
+    def _find(self, builder: SourceBuilder, share: Share, place: DatasetPlace, drawn: str) -> DatasetPlace:
+        """`place` itself, or where the run has a dataset of its name and content now. Raises DataError."""
+        name = os.path.basename(normal(place.prefix))
+        now = [each.prefix for each in self._order.before.stretches[-1].datasets]
+        for prefix in (place.prefix, *(each for each in now if os.path.basename(normal(each)) == name)):
+            if os.path.isfile(f"{prefix}.idx") and builder.identity(prefix, share) == place.identity:
+                return replace(place, prefix=prefix)
+        raise DataError(
+            f"{place.prefix}: holds other documents than those from which {drawn} were drawn, or none; where "
+            "they were moved, name their place in --data-path too"
+        )

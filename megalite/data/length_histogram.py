@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -49,26 +49,30 @@ def draw_text(bins: list[Bin]) -> str:
     return "\n".join(lines)
 
 
-def draw_png(bins: list[Bin], title: str, path: Path) -> None:
-    """The same as a picture: shares of the sequences and of the tokens. Raises DataError."""
+def draw_png(histograms: Mapping[str, Sequence[Bin]], path: Path) -> None:
+    """The same of datasets, by name, as one picture: shares of the sequences and of the tokens. Raises
+    DataError.
+    """
     os.environ["MPLBACKEND"] = "agg"  # that of a notebook, around this process, may not be installed for it
     try:
         from matplotlib.figure import Figure
     except ImportError:
         raise DataError("--histogram-png needs matplotlib: pip install matplotlib") from None
-    figure = Figure(figsize=(9, 4.5), layout="constrained")
-    axes = figure.subplots()
-    places = np.arange(len(bins))
-    for offset, name in ((-0.2, "sequences"), (0.2, "tokens")):
-        values = np.array([getattr(row, name) for row in bins], dtype=np.float64)
-        axes.bar(
-            places + offset, 100 * values / max(values.sum(), 1), width=0.4, label=f"share of the {name}"
-        )
-    axes.set_xticks(places, [str(row.low) for row in bins], rotation=45)
+    figure = Figure(figsize=(9, 6), layout="constrained")
+    width = 0.8 / len(histograms)
+    lows = sorted({row.low for bins in histograms.values() for row in bins})
+    for axes, what in zip(figure.subplots(2, 1, sharex=True), ("sequences", "tokens"), strict=True):
+        bars = []
+        for number, bins in enumerate(histograms.values()):
+            values = np.array([getattr(row, what) for row in bins], dtype=np.float64)
+            places = [row.low.bit_length() + width * (number - (len(histograms) - 1) / 2) for row in bins]
+            bars.append(axes.bar(places, 100 * values / max(values.sum(), 1), width))
+        axes.set_ylabel(f"share of the {what}, %")
+        axes.set_xticks([low.bit_length() for low in lows], [*map(str, lows)], rotation=45)
     axes.set_xlabel("tokens in a sequence, at least")
-    axes.set_ylabel("%")
-    axes.set_title(title, parse_math=False)  # a $ in a path is no formula
-    axes.legend()
+    legend = figure.legend(bars, [*histograms], loc="outside upper center")
+    for text in legend.get_texts():
+        text.set_parse_math(False)  # a $ in a path is no formula
     with replacing(path) as temporary:
         try:
             figure.savefig(temporary, dpi=120, format=path.suffix[1:] or "png")

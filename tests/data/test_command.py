@@ -242,7 +242,7 @@ def test_a_picture_for_which_tex_is_missing(tmp_path: Path, monkeypatch: pytest.
 
     monkeypatch.setattr(Figure, "savefig", savefig)
     with pytest.raises(DataError, match=r"--histogram-png .*x\.pgf: xelatex not found"):
-        draw_png([], "title", tmp_path / "x.pgf")
+        draw_png({"title": []}, tmp_path / "x.pgf")
 
 
 def test_a_dump_for_which_there_is_no_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,6 +15,7 @@ import torch
 from megalite.data.build import Dataset, build_datasets
 from megalite.data.data_order import DataOrder, RunHistory
 from megalite.data.errors import DataError
+from megalite.data.gpt_dataset import Piece
 from megalite.data.loader import StepLoader
 from megalite.data.source_builder import SourceBuilder
 from megalite.data.stretches import OrderRecord
@@ -36,7 +37,7 @@ class Run:
         self.saved: OrderRecord | None = None
         self.consumed = 0
         self.tokens: list[np.ndarray] = []
-        self.pieces: list[object] = []
+        self.pieces: list[list[Piece]] = []
         self.lines: tuple[str, ...] = ()
 
     def open(self, samples: int, *blend: str) -> tuple[Dataset, DataOrder]:
@@ -232,6 +233,24 @@ def test_data_that_every_job_has_in_a_folder_of_its_own_is_read_on(tmp_path: Pat
     assert run.lines[1:] == tuple(f"{folder / name} goes on at its sample 30" for name in "ab")
     for low in (0, 1000):
         assert len(set(run.of(low, low + 1000))) == 40 * SEQ
+    for job in (2, 3):
+        shutil.rmtree(tmp_path / f"job{job}")
+    here = [str(tmp_path / "job1" / name) for name in "ab"]
+    _, order = run.open(120, "1", here[0], "1", here[1])
+    history = RunHistory(SourceBuilder(SEQ, run.seed, run.cache), order)
+    for sample in range(80):
+        moved = [
+            piece._replace(prefix=f"{tmp_path}/job1/{Path(piece.prefix).name}")
+            for piece in run.pieces[sample]
+        ]
+        assert history.pieces(sample) == moved
+    _, order = run.open(120, here[1])
+    history = RunHistory(SourceBuilder(SEQ, run.seed, run.cache), order)
+    message = (
+        r"job2/a: holds other documents than those from which samples 20 to 39 were drawn, or none; where"
+    )
+    with pytest.raises(DataError, match=message):
+        history.pieces(20)
 
 
 def test_one_dataset_under_several_spellings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
