@@ -12,9 +12,9 @@
     python tools/inspect_data.py --data-path ... --train-samples 100000 --build-cache
 
 The last four take the flags of the training run, of which --train-samples is iterations x global batch
-size; a split whose size is not given is read once. --iteration counts steps of the run's batch sizes, which
---rampup-batch-size or --step-batch-size-schedule may change on the way. --build-cache makes the index arrays
-ahead of the run, on any machine that sees the data.
+size; a split whose size is not given is read once, one of 0 samples not at all. --iteration counts steps of
+the run's batch sizes, which --rampup-batch-size or --step-batch-size-schedule may change on the way.
+--build-cache makes the index arrays ahead of the run, on any machine that sees the data.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from megalite.data.build import SampleSource
     from megalite.data.indexed_dataset import IndexedDataset
     from megalite.data.inspect_samples import Pieces
+    from megalite.data.length_histogram import Bin
     from megalite.data.stretches import OrderRecord
     from megalite.data.tokenizer import Tokenizer
 
@@ -66,7 +67,7 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
         help="Of the order of the samples (default: 1234).",
     )
     for split in ("train", "valid", "test"):
-        run.add_argument(f"--{split}-samples", type=whole_number(), help="Default: one epoch.")
+        run.add_argument(f"--{split}-samples", type=whole_number(), help="Default: one epoch; 0: none.")
     run.add_argument(
         "--dump", type=path_given, metavar="FILE.npz", help="Write index arrays and first samples."
     )
@@ -134,10 +135,11 @@ def tokenizer_of(args: argparse.Namespace) -> Tokenizer | None:
     return build_tokenizer(args, args.vocab_size)
 
 
-def describe(args: argparse.Namespace, prefix: str) -> None:
+def describe(args: argparse.Namespace, prefix: str) -> list[Bin]:
+    """Print it; returns the lengths of its sequences."""
     from megalite.data.dataset_files import DatasetFiles
     from megalite.data.dataset_info import read_info
-    from megalite.data.length_histogram import draw_png, draw_text, length_histogram
+    from megalite.data.length_histogram import draw_text, length_histogram
     from megalite.data.verify import verify
 
     with DatasetFiles(prefix) as files:
@@ -162,10 +164,17 @@ def describe(args: argparse.Namespace, prefix: str) -> None:
         print(f"  verified: largest id {summary.largest_id}, crc32 {summary.crc32:08x}")
     print("  tokens in a sequence           sequences")
     print(draw_text(bins))
-    if args.histogram_png is not None:
-        draw_png(bins, prefix, Path(args.histogram_png))
-        print(f"  {args.histogram_png} written")
-    tokenizer = tokenizer_of(args) if args.document else None
+    if args.document:
+        show_documents(args, dataset)
+    return bins
+
+
+def show_documents(args: argparse.Namespace, dataset: IndexedDataset) -> None:
+    from megalite.data.build import NO_EOD, DocumentRules, check_tokenizer
+
+    tokenizer = tokenizer_of(args)
+    if tokenizer is not None:
+        check_tokenizer(dataset.prefix, tokenizer, DocumentRules(NO_EOD))
     for document in args.document:
         show_document(dataset, document, tokenizer)
 
@@ -197,12 +206,19 @@ def show_run(args: argparse.Namespace) -> None:
 
     flags = DataFlags.of(args)
     sizes = [args.train_samples, args.valid_samples, args.test_samples]
+    shown = SPLIT_NAMES if args.iteration is None or args.dump or args.build_cache else ("train",)
+    wanted = [name for name, size in zip(SPLIT_NAMES, sizes, strict=True) if name in shown and size != 0]
     builder = sample_builder(flags, args.seq_length, args.seed)
     saved = None if args.load is None else saved_order(args.load)
     order = None
     if saved is not None:
+        if args.train_samples is not None and args.train_samples < saved.consumed_samples:
+            raise DataError(
+                f"--train-samples {args.train_samples}: the run has drawn {saved.consumed_samples} already; "
+                f"give as many or more, or leave it out for the {saved.samples} that it was to draw"
+            )
         order = training_order(builder, flags, args.train_samples or saved.samples, saved)
-    others = SPLIT_NAMES if order is None else SPLIT_NAMES[1:]
+    others = [name for name in wanted if order is None or name != "train"]
     sources = named(build_sample_sources(builder, flags, sizes, others))
     if order is not None:
         sources = {"train": order.source, **sources}
@@ -287,18 +303,21 @@ def schedule_of(args: argparse.Namespace) -> BatchSchedule:
 
 
 def dump_run(args: argparse.Namespace, sources: Mapping[str, SampleSource]) -> None:
-    from megalite.data.build import Dataset, DocumentRules
+    from megalite.data.build import NO_EOD, Dataset, DocumentRules, check_tokenizers
     from megalite.data.errors import DataError
     from megalite.data.inspect_samples import dump
 
     tokenizer = tokenizer_of(args)
-    if tokenizer is None and (args.reset_position_ids or args.reset_attention_mask or args.eod_mask_loss):
+    by_document = args.reset_position_ids or args.reset_attention_mask or args.eod_mask_loss
+    if tokenizer is None and by_document:
         raise DataError(
             "--reset-position-ids, --reset-attention-mask and --eod-mask-loss need the tokenizer's flags for "
             "its end of document"
         )
-    eod = -1 if tokenizer is None else tokenizer.eod
+    eod = tokenizer.eod if tokenizer is not None and by_document else NO_EOD
     rules = DocumentRules(eod, args.reset_position_ids, args.reset_attention_mask, args.eod_mask_loss)
+    if tokenizer is not None:
+        check_tokenizers(sources.values(), tokenizer, rules)
     names = dump(Path(args.dump), {name: Dataset(source, rules) for name, source in sources.items()})
     print(f"{args.dump}: {len(names)} arrays written")
 
@@ -306,10 +325,13 @@ def dump_run(args: argparse.Namespace, sources: Mapping[str, SampleSource]) -> N
 def main(argv: Sequence[str] | None = None) -> int:
     args = arguments(argv)
     from megalite.data.errors import DataError
+    from megalite.data.length_histogram import draw_png
 
     try:
-        for prefix in args.prefix:
-            describe(args, prefix)
+        histograms = {prefix: describe(args, prefix) for prefix in args.prefix}
+        if args.histogram_png is not None:
+            draw_png(histograms, Path(args.histogram_png))
+            print(f"{args.histogram_png} written")
         if (
             args.data_path
             or args.train_data_path

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, Protocol
@@ -137,10 +137,7 @@ def build_datasets(
     others = [name for name in wanted if name != "train"]
     sources = build_sample_sources(builder, data, sample_counts, others)
     sources[0] = None if order is None else order.source
-    for prefix in sorted(
-        {prefix for source in sources if source is not None for prefix in source.consumed(0)}
-    ):
-        check_tokenizer(prefix, tokenizer, rules)
+    check_tokenizers([source for source in sources if source is not None], tokenizer, rules)
     for name, source, count in zip(SPLIT_NAMES, sources, sample_counts, strict=True):
         if source is not None and len(source) < count:
             raise DataError(
@@ -192,6 +189,12 @@ def build_sample_sources(
     return sources
 
 
+def check_tokenizers(sources: Iterable[SampleSource], tokenizer: Vocabulary, rules: DocumentRules) -> None:
+    """`check_tokenizer` for each dataset. Raises DataError."""
+    for prefix in sorted({prefix for source in sources for prefix in source.consumed(0)}):
+        check_tokenizer(prefix, tokenizer, rules)
+
+
 def check_tokenizer(prefix: str, tokenizer: Vocabulary, rules: DocumentRules) -> None:
     """Compare `tokenizer` with the one that `prefix` was made with, where its description says.
 
@@ -200,7 +203,7 @@ def check_tokenizer(prefix: str, tokenizer: Vocabulary, rules: DocumentRules) ->
     info = read_info(prefix)
     if info is None:
         return
-    beside = f"{prefix}.json says so; remove that file to train nevertheless"
+    beside = f"{prefix}.json says so; remove that file to go on nevertheless"
     if None not in (tokenizer.identity, info.tokenizer) and info.tokenizer != tokenizer.identity:
         raise DataError(
             f"{prefix}: made with another tokenizer ({info.tokenizer}, not {tokenizer.identity}): {beside}"

@@ -16,6 +16,7 @@ from megalite.data.errors import replacing
 from megalite.data.gpt_dataset import GPTDataset, Piece
 from megalite.data.loader import StepLoader
 from megalite.data.splits import SPLIT_NAMES
+from megalite.limits import INT32_LARGEST
 
 FIRST_SAMPLES = 64
 
@@ -60,7 +61,9 @@ def first_samples(name: str, dataset: Dataset) -> dict[str, np.ndarray]:
         raise MemoryError(
             f"--dump: the first {count} samples of {dataset.samples.seq_length:,} tokens do not fit in memory"
         ) from None
-    fields = {"tokens": np.int32, "labels": np.int32, "position_ids": np.int32, "loss_mask": np.uint8}
+    largest = int(max(batch.tokens.max(), batch.labels.max()))
+    ids = np.int32 if largest <= INT32_LARGEST else np.int64  # that a dataset of int64 may hold
+    fields = {"tokens": ids, "labels": ids, "position_ids": np.int32, "loss_mask": np.uint8}
     arrays = {
         f"{name}.{field}": getattr(batch, field).numpy().astype(dtype) for field, dtype in fields.items()
     }

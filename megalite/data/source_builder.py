@@ -72,7 +72,7 @@ class SourceBuilder:
             return BlendedDataset(datasets, *cached_exhaustive_index(self.cache, lengths, size, self._tell))
         if size is None:
             raise DataError(
-                f"{name} split: a blend with weights has no natural length; say how many samples are wanted"
+                f"{name} split: a blend with weights has no end of its own; give --{name}-samples, 0 for none"
             )
         weights = normalize(blend.weights)
         targets = samples_per_dataset(weights, size)
