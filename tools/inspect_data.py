@@ -140,6 +140,7 @@ def describe(args: argparse.Namespace, prefix: str) -> list[Bin]:
     from megalite.data.dataset_files import DatasetFiles
     from megalite.data.dataset_info import read_info
     from megalite.data.length_histogram import draw_text, length_histogram
+    from megalite.data.progress import ReadingDisplay
     from megalite.data.verify import verify
 
     with DatasetFiles(prefix) as files:
@@ -160,7 +161,8 @@ def describe(args: argparse.Namespace, prefix: str) -> list[Bin]:
             f"document {info.eod}"
         )
     if args.verify:
-        summary = verify(prefix, args.vocab_size)
+        with ReadingDisplay("Verified") as display:
+            summary = verify(prefix, args.vocab_size, display.show)
         print(f"  verified: largest id {summary.largest_id}, crc32 {summary.crc32:08x}")
     print("  tokens in a sequence           sequences")
     print(draw_text(bins))

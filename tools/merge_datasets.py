@@ -69,13 +69,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     from megalite.data.errors import DataError
     from megalite.data.inputs import check_apart, repeats
     from megalite.data.merge import merge
+    from megalite.data.progress import ReadingDisplay
 
     try:
         check_apart(args.input, args.output_prefix, "the prefixes in it")
         prefixes = find_datasets(args.input)
         if told := repeats([f"{prefix}.bin" for prefix in prefixes]):
             _warn(told)
-        state = merge(prefixes, args.output_prefix, lambda prefix: print(f"{prefix}: done"), _warn)
+        with ReadingDisplay("Merged") as display:
+            state = merge(prefixes, args.output_prefix, display.show, _warn)
     except (DataError, OSError, MemoryError) as error:
         print(f"merge_datasets: error: {error}", file=sys.stderr)
         return 1

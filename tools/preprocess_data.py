@@ -217,7 +217,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             whole=() if partition is None else whole,
         )
         with ProgressDisplay(plan.inputs, args.log_interval) as display:
-            infos = preprocess(plan, tokenizer, display.show)
+            infos = preprocess(plan, tokenizer, display.show, display.read_back)
     except (DataError, OSError, MemoryError) as error:
         print(f"preprocess_data: error: {str(error) or 'out of memory'}", file=sys.stderr)
         return 1

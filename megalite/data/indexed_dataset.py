@@ -7,6 +7,7 @@ arrays handed out are views of the mapped files and keep them open.
 from __future__ import annotations
 
 import zlib
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple
@@ -73,9 +74,13 @@ class DatasetWriter:
         self._published = False
 
     @staticmethod
-    def can_resume(prefix: str, dtype: str, state: WriterState) -> bool:
+    def can_resume(
+        prefix: str, dtype: str, state: WriterState, read: Callable[[int], None] = lambda _: None
+    ) -> bool:
         """Whether an interrupted run's files hold at least `state`. The tokens are read: another run that was
         killed may have left its own under the same names.
+
+        `read` is called with the bytes of each piece.
         """
         sizes = {
             "bin": state.tokens * np.dtype(dtype).itemsize,
@@ -85,7 +90,7 @@ class DatasetWriter:
         files = [(Path(f"{prefix}.{suffix}.partial"), size) for suffix, size in sizes.items()]
         if not all(path.is_file() and path.stat().st_size >= size for path, size in files):
             return False
-        return _checksum(*files[0]) == state.checksum
+        return _checksum(*files[0], read) == state.checksum
 
     @property
     def state(self) -> WriterState:
@@ -144,13 +149,14 @@ class DatasetWriter:
             self.publish()
 
 
-def _checksum(path: Path, size: int) -> int:
+def _checksum(path: Path, size: int, read: Callable[[int], None]) -> int:
     """CRC-32 of the first `size` bytes."""
     checksum = 0
     with path.open("rb") as file:
         while size > 0 and (chunk := file.read(min(size, READ_BYTES))):
             checksum = zlib.crc32(chunk, checksum)
             size -= len(chunk)
+            read(len(chunk))
     return checksum
 
 

@@ -27,14 +27,15 @@ MERGED = ("uint8", "uint16", "int32", "int64")  # what a writer takes
 def merge(
     prefixes: Sequence[str],
     output_prefix: str,
-    report: Callable[[str], None] = lambda _: None,
+    read: Callable[[int, int], None] = lambda *_: None,
     warn: Callable[[str], None] = lambda _: None,
 ) -> WriterState:
     """Write the datasets `prefixes`, in this order, as one.
 
-    `report` is told what of them is done, `warn` what the whole can no longer say of its parts. Raises
-    DataError, before anything is written, when one is malformed, or when dtypes or tokenizers differ; and
-    for one that is not what its description says, whose checksum is known when all of it is read.
+    `read` is called with the bytes of each piece of the tokens and of all, `warn` with what the whole can no
+    longer say of its parts. Raises DataError, before anything is written, when one is malformed, or when
+    dtypes or tokenizers differ; and for one that is not what its description says, whose checksum is known
+    when all of it is read.
     """
     if not prefixes:
         raise DataError("nothing to merge: no dataset was found")
@@ -49,12 +50,12 @@ def merge(
     info = _common_info(infos, prefixes, warn)
     dtype = _common_dtype(prefixes)
     writer = DatasetWriter(output_prefix, dtype)
+    total = sum(os.path.getsize(f"{prefix}.bin") for prefix in prefixes)
     for prefix in prefixes:
         with DatasetFiles(prefix) as files:
-            checksum = _append(writer, files)
+            checksum = _append(writer, files, lambda size: read(size, total))
             if (described := infos[prefix]) is not None:
                 check_described(prefix, files.dataset, described, checksum)
-        report(prefix)
     state = writer.complete()
     if info is None:
         writer.publish()
@@ -75,7 +76,7 @@ def _files(prefix: str) -> set[str]:
     return {os.path.realpath(f"{prefix}.{suffix}") for suffix in ("bin", "idx", "json")}
 
 
-def _append(writer: DatasetWriter, files: DatasetFiles) -> int:
+def _append(writer: DatasetWriter, files: DatasetFiles, read: Callable[[int], None]) -> int:
     """Documents in pieces: first all tokens, then all lengths, then all boundaries; the three go to files
     of their own. Returns the CRC-32 of the tokens.
     """
@@ -83,6 +84,7 @@ def _append(writer: DatasetWriter, files: DatasetFiles) -> int:
     for tokens in files.tokens():
         checksum = zlib.crc32(tokens.view(np.uint8).data, checksum)
         writer.add_tokens(tokens)
+        read(tokens.nbytes)
     for lengths in files.lengths():
         writer.add_sequences(lengths)
     for sequences in files.sequences_of_documents():

@@ -121,10 +121,14 @@ class _Batch:
 
 
 def preprocess(
-    plan: PreprocessPlan, tokenizer: Tokenizer, report: Callable[[Progress], None] = lambda _: None
+    plan: PreprocessPlan,
+    tokenizer: Tokenizer,
+    report: Callable[[Progress], None] = lambda _: None,
+    read_back: Callable[[int, int], None] = lambda *_: None,
 ) -> list[DatasetInfo]:
     """Write the datasets of `plan`, one a key, and a small JSON beside each; returns what was written.
 
+    `read_back` is called, while what an interrupted run wrote is read, with the bytes of a piece and of all.
     Continues an interrupted run of the same plan over the same inputs. Raises DataError naming file and line
     for input that cannot be used; what was done until then stays for the next run.
     """
@@ -140,7 +144,7 @@ def preprocess(
     encode = partial(_encode, tokenizer=tokenizer, eod=eod, skip_errors=plan.skip_errors, room=room)
     last_checkpoint = time.monotonic()
     with state.explaining(), SkippedList(plan.stem) as skipped, _threads(plan.workers + 1) as pool:
-        start = _start(plan, state, skipped, dtype)
+        start = _start(plan, state, skipped, dtype, read_back)
         skipped.go_on(start.skipped)
         writers = [
             DatasetWriter(plan.prefix(key), dtype, resume)
@@ -183,18 +187,23 @@ def _threads(count: int) -> Iterator[ThreadPoolExecutor]:
         pool.shutdown(wait=False, cancel_futures=True)
 
 
-def _start(plan: PreprocessPlan, state: RunState, skipped: SkippedList, dtype: str) -> Checkpoint:
+def _start(
+    plan: PreprocessPlan,
+    state: RunState,
+    skipped: SkippedList,
+    dtype: str,
+    read_back: Callable[[int, int], None],
+) -> Checkpoint:
     """Where an interrupted run of the same work stands, or the beginning."""
     start = state.load()
-    if (
-        start is not None
-        and skipped.holds(start.skipped[1])
-        and all(
-            written is None or DatasetWriter.can_resume(plan.prefix(key), dtype, written)
-            for key, written in zip(plan.json_keys, start.written, strict=True)
-        )
-    ):
-        return start
+    if start is not None and skipped.holds(start.skipped[1]):
+        written = {key: each for key, each in zip(plan.json_keys, start.written, strict=True) if each}
+        total = np.dtype(dtype).itemsize * sum(each.tokens for each in written.values())
+        if all(
+            DatasetWriter.can_resume(plan.prefix(key), dtype, each, lambda size: read_back(size, total))
+            for key, each in written.items()
+        ):
+            return start
     state.remove()  # or it would be taken for the state of the files that are written from now on
     return Checkpoint.nothing(len(plan.json_keys))
 

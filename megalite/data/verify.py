@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zlib
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -23,24 +24,30 @@ class Summary(NamedTuple):
     crc32: int
 
 
-def verify(prefix: str, vocab_size: int | None = None) -> Summary:
+def verify(
+    prefix: str, vocab_size: int | None = None, read: Callable[[int, int], None] = lambda *_: None
+) -> Summary:
     """Read all of a dataset: offsets, lengths and boundaries, every id, the checksum and counts of its
     description.
 
-    `vocab_size`: by default the description's. Raises DataError at the first fault.
+    `vocab_size`: by default the description's. `read` is called with the bytes of each piece of the tokens,
+    and of all. Raises DataError at the first fault.
     """
     info = read_info(prefix)
     if vocab_size is None and info is not None:
         vocab_size = info.vocab_size
     with DatasetFiles(prefix) as files:  # checks every offset, length and boundary
-        summary = _read(prefix, files, vocab_size)
+        summary = _read(prefix, files, vocab_size, read)
     if info is not None:
         check_described(prefix, files.dataset, info, summary.crc32)
     return summary
 
 
-def _read(prefix: str, files: DatasetFiles, vocab_size: int | None) -> Summary:
+def _read(
+    prefix: str, files: DatasetFiles, vocab_size: int | None, read: Callable[[int, int], None]
+) -> Summary:
     dataset = files.dataset
+    total = dataset.tokens * np.dtype(dataset.dtype).itemsize
     if np.dtype(dataset.dtype).kind == "f":
         raise DataError(f"{prefix}: holds {dataset.dtype}, which are no token ids")
     checksum, largest, start = 0, -1, 0
@@ -57,6 +64,7 @@ def _read(prefix: str, files: DatasetFiles, vocab_size: int | None) -> Summary:
             )
         largest = max(largest, high)
         start += len(chunk)
+        read(chunk.nbytes, total)
     return Summary(dataset.documents, dataset.sequences, dataset.tokens, largest, checksum)
 
 
