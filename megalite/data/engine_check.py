@@ -11,7 +11,7 @@ from megalite.data.errors import DataError
 from megalite.data.inputs import Part, read_once
 from megalite.data.records import read_records
 from megalite.data.tokenizer import Tokenizer
-from megalite.data.tokenizer.base import library_errors
+from megalite.data.tokenizer.base import check_works, library_errors
 from megalite.data.tokenizer.fastokens import FastokensEngine
 from megalite.data.tokenizer.gigatoken import GigatokenEngine
 
@@ -88,13 +88,15 @@ def compare(engine: Tokenizer, reference: Tokenizer, texts: Sequence[str]) -> No
 
 def encoded(tokenizer: Tokenizer, texts: Sequence[str]) -> list[tuple[str, list[int]]]:
     """`texts` with their ids, but for those that it refuses, as with a byte that its vocabulary lacks: of
-    the corpus the run will name them.
+    the corpus the run will name them. Raises DataError when the fault is not the text's.
     """
     try:
         with library_errors("cannot be encoded"):
             return list(zip(texts, tokenizer.encode_batch(texts), strict=True))
     except DataError:
         middle = len(texts) // 2
+        if middle == 0:
+            check_works(tokenizer)
         parts = (texts[:middle], texts[middle:]) if middle else ()
         return [pair for part in parts for pair in encoded(tokenizer, part)]
 

@@ -34,7 +34,7 @@ from megalite.data.resume import Checkpoint, Place, RunState
 from megalite.data.shortage import Room, started_pool
 from megalite.data.skipped import Skip, SkippedList
 from megalite.data.tokenizer import Tokenizer
-from megalite.data.tokenizer.base import CHARACTERS_AT_ONCE, library_errors
+from megalite.data.tokenizer.base import CHARACTERS_AT_ONCE, check_works, library_errors
 
 BATCH_BYTES = 1 << 20
 BATCH_DOCUMENTS = 2048
@@ -375,8 +375,7 @@ def _error_of(document: list[list[str]], tokenizer: Tokenizer) -> DataError | No
             return None
         except DataError as error:
             found = error
-        with library_errors("the tokenizer's library does not encode even an empty text now"):
-            tokenizer.encode_flat([""])
+        check_works(tokenizer)
     return found
 
 

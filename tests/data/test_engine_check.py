@@ -103,6 +103,12 @@ def test_what_the_library_refuses_is_not_held_against_an_engine(tmp_path: Path) 
     assert [text for text, _ in encoded(Lossy(), texts)] == ["fine", "fine too"]
 
 
+def test_a_library_that_does_not_work_is_no_check(tmp_path: Path) -> None:
+    inputs = find_inputs([str(corpus(tmp_path / "c.jsonl", ["fine"]))])
+    with pytest.raises(DataError, match="does not encode even an empty text now: thread panicked"):
+        check_engine(ByteLevelTokenizer(), Broken(), inputs, ["text"])
+
+
 def test_standard_input_cannot_be_checked() -> None:
     with pytest.raises(DataError, match="standard input"):
         check_engine(ByteLevelTokenizer(), ByteLevelTokenizer(), find_inputs(["-"], "text", None), ["text"])

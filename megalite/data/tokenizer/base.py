@@ -146,3 +146,11 @@ def library_errors(what: str) -> Iterator[None]:
         raise
     except BaseException as error:
         raise DataError(f"{what}: {error}") from error
+
+
+def check_works(tokenizer: Tokenizer) -> None:
+    """Raises DataError when `tokenizer` encodes nothing at all: then it lacks threads or memory, and no text
+    is at fault.
+    """
+    with library_errors("the tokenizer's library does not encode even an empty text now"):
+        tokenizer.encode_flat([""])
