@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +22,7 @@ from megalite.data.tokenizer.byte_level import ByteLevelTokenizer
 GOLDENS = Path(__file__).parent / "goldens"
 TOOLS = Path(__file__).parents[2] / "tools"
 NAMES = ("*.bin", "*.idx", "*_document.json", "*.skipped.jsonl")
+NULL = ["--tokenizer-type", "NullTokenizer", "--vocab-size", "100", "--append-eod", "--workers", "2"]
 
 
 def write_dataset(
@@ -84,3 +86,21 @@ def every_batch_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def published(folder: Path) -> list[str]:
     return [path.name for name in NAMES for path in folder.glob(name)]
+
+
+def tool(name: str) -> Callable[[list[str]], int]:
+    return importlib.import_module(f"tools.{name}").main
+
+
+def write_lines(path: Path, count: int, offset: int = 0) -> str:
+    rng = np.random.default_rng(offset)
+    with path.open("w") as file:
+        for i in range(count):
+            text = " ".join(map(str, rng.integers(0, 90, rng.integers(0, 30))))
+            file.write(json.dumps({"text": text, "id": i}) + "\n")
+    return str(path)
+
+
+def text_flags(folder: Path) -> list[str]:
+    model = ["--tokenizer-model", str(folder / "tokenizer.json"), "--append-eod", "--workers", "2"]
+    return ["--input", str(folder / "corpus.jsonl"), *model]

@@ -1,0 +1,104 @@
+"""Faster engines: the bytes that the library gives, or a message."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import cast
+
+import numpy as np
+import pytest
+from tokenizers import Tokenizer as Library
+from tokenizers.models import WordLevel
+
+from megalite.data.tokenizer import gigatoken
+from megalite.data.tokenizer.huggingface import HuggingFaceTokenizer, load_tokenizer_json
+from tests.data.corpora import (
+    text_flags,
+    tool,
+)
+
+
+@pytest.mark.parametrize("fast", ["gigatoken", "fastokens"])
+@pytest.mark.parametrize("spelled", [[], ["--allow-special-tokens"]])
+def test_an_engine_gives_the_librarys_bytes(
+    sample: Path, tmp_path: Path, fast: str, spelled: list[str]
+) -> None:
+    pytest.importorskip(fast)
+    for engine in ("library", fast):
+        out = ["--engine", engine, "--output-prefix", str(tmp_path / engine), "--json-keys", "text", "more"]
+        assert tool("preprocess_data")([*text_flags(sample), *out, *spelled]) == 0
+    for key in ("text", "more"):
+        for suffix in (".bin", ".idx"):
+            ours, theirs = (tmp_path / f"{engine}_{key}_document{suffix}" for engine in (fast, "library"))
+            assert ours.read_bytes() == theirs.read_bytes()
+
+
+def test_gigatoken_does_not_remember_all_words(sample: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("gigatoken")
+    monkeypatch.setattr(gigatoken, "RENEWED_AFTER", 20)
+    reference = load_tokenizer_json(str(sample / "tokenizer.json"), None, False, False)
+    engine = gigatoken.GigatokenEngine(reference)
+    made, texts = [], ["the cat sat", "on the mat", "with a hat"]
+    for text in texts:
+        assert engine.encode_batch([text]) == reference.encode_batch([text])
+        made.append(engine._engine)
+    assert made[0] is not made[1] is made[2]
+
+
+def test_one_thread_renews_gigatoken_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[int] = []
+
+    class Encoder:
+        def encode_batch(self, texts: list[str]) -> SimpleNamespace:
+            lengths = np.cumsum([0, *map(len, texts)])
+            layout = {"offsets": lengths, "content": np.zeros(lengths[-1], dtype=np.int32)}
+            return SimpleNamespace(
+                layout=SimpleNamespace(**{k: SimpleNamespace(data=v) for k, v in layout.items()})
+            )
+
+    def from_json(_: bytes) -> Encoder:
+        made.append(0)
+        time.sleep(0.1 * (len(made) - 1))  # until the other thread has come to it
+        return Encoder()
+
+    library = SimpleNamespace(Tokenizer=SimpleNamespace(from_json=from_json))
+    monkeypatch.setitem(sys.modules, "gigatoken", cast("ModuleType", library))
+    monkeypatch.setattr(gigatoken, "RENEWED_AFTER", 20)
+    words = Library(WordLevel({"a": 0, "?": 1}, "?"))
+    engine = gigatoken.GigatokenEngine(HuggingFaceTokenizer(words, "", None, False, False))
+    engine.encode_flat(["a" * 15])
+    with ThreadPoolExecutor(2) as pool:
+        assert [len(ids) for ids, _ in pool.map(engine.encode_flat, [["a" * 15]] * 2)] == [15, 15]
+    assert len(made) == 2
+
+
+def test_gigatoken_is_refused_where_it_is_not_known_to_be_equal(
+    sample: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("gigatoken")
+    content = json.loads((sample / "tokenizer.json").read_text())
+    content["normalizer"] = {"type": "Sequence", "normalizers": [{"type": "Lowercase"}]}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(content))
+    out = ["--output-prefix", str(tmp_path / "p"), "--engine", "gigatoken"]
+    model = ["--tokenizer-model", str(tmp_path)]
+    assert tool("preprocess_data")([*text_flags(sample), *model, *out]) == 1
+    assert "normalizer Lowercase is not known to be equal; leave --engine out" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("engine", ["gigatoken", "fastokens"])
+def test_an_engine_that_is_missing_says_so(
+    sample: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    engine: str,
+) -> None:
+    monkeypatch.setitem(sys.modules, engine, None)
+    out = ["--output-prefix", str(tmp_path / "p"), "--engine", engine]
+    assert tool("preprocess_data")([*text_flags(sample), *out]) == 1
+    assert f"needs the package {engine}: pip install {engine}" in capsys.readouterr().err
