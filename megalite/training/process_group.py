@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -16,10 +17,16 @@ def process_group(backend: str, place: Place, timeout: timedelta) -> Iterator[No
     After an error it is not taken down: that would wait for ranks that may be waiting for this one.
     """
     import torch.distributed as dist
+    from torch.distributed.rendezvous import rendezvous
 
     if place.world_size == 1:
         yield
         return
-    dist.init_process_group(backend, timeout=timeout)
+    store, rank, world_size = next(rendezvous("env://", timeout=timeout))
+    if os.environ.get("LOCAL_WORLD_SIZE") == str(place.world_size):
+        # torchrun keeps the store of a single node when it starts the ranks anew, with the addresses of those
+        # that died. For several its dynamic rendezvous has a new one, and nodes count for themselves.
+        store = dist.PrefixStore(f"attempt {os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
+    dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=timeout)
     yield
     dist.destroy_process_group()

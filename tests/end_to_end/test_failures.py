@@ -157,6 +157,33 @@ def test_a_process_that_is_killed_ends_the_job(killed: str, tmp_path: Path) -> N
         kill_all(mark)
 
 
+@pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="finds the rank through /proc")
+def test_torchrun_starts_a_job_anew_behind_its_last_checkpoint(tmp_path: Path) -> None:
+    mark = f"STARTED_BY={tmp_path}"
+    saving = ["--save", str(tmp_path / "run"), "--load", str(tmp_path / "run"), "--save-interval", "10"]
+    process = subprocess.Popen(
+        command("--train-iters", "100", "--eval-iters", "0", *saving, "--max-restarts", "1"),
+        cwd=ROOT,
+        env={**environment(), "STARTED_BY": str(tmp_path)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    watchdog = threading.Timer(LIMIT_SECONDS, kill_all, (mark,))
+    watchdog.start()
+    try:
+        assert process.stdout is not None
+        assert any(" iteration       15/" in line for line in process.stdout), "the run never got going"
+        os.kill(processes_with(mark, "RANK=0")[0], signal.SIGKILL)
+        output, errors = process.communicate()
+        assert process.returncode == 0, errors
+        assert " iteration      100/" in output
+        assert " iteration        1/" not in output, "the second start began at the beginning"
+    finally:
+        watchdog.cancel()
+        kill_all(mark)
+
+
 def processes_with(*variables: str) -> list[int]:
     """The processes that have all these in their environment."""
     found = []
