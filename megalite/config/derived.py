@@ -72,14 +72,16 @@ def train_samples(config: Config) -> int:
 
 
 def split_sample_counts(config: Config) -> tuple[int, int, int]:
-    """Samples wanted of the training, validation and test split, as in Megatron-LM.
+    """Samples wanted of the training, validation and test split, as in Megatron-LM; none for training that is
+    skipped.
 
     Validation: one evaluation every `eval_interval` steps and one at the end.
     """
     evaluation = config.evaluation
     rounds = 1 + (train_iterations(config) // evaluation.eval_interval if evaluation.eval_interval else 0)
     one_evaluation = evaluation.eval_iters * config.batch.global_batch_size
-    return train_samples(config), rounds * one_evaluation, one_evaluation
+    training = 0 if config.batch.skip_train else train_samples(config)
+    return training, rounds * one_evaluation, one_evaluation
 
 
 @dataclass(frozen=True)

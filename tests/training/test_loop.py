@@ -55,6 +55,32 @@ def test_a_gradient_that_is_not_finite_is_told_before_saving_and_stopping(
     assert "validation loss" not in capsys.readouterr().out
 
 
+def test_without_training_the_checkpoint_is_evaluated(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Also where the data does not last for the training that its flags speak of."""
+    a, b = (write_dataset(tmp_path / name, [9] * 200, vocab_size=31) for name in "ab")
+    data = f"--data-path {a} {b} --split 50,25,25"
+    folder = tmp_path / "run"
+    train(data, "--train-iters 2 --save", str(folder), mock=False)
+    files = sorted(folder.rglob("*"))
+    capsys.readouterr()
+    train(
+        data,
+        "--train-iters 500 --eval-iters 1 --skip-train --load",
+        str(folder),
+        "--save",
+        str(folder),
+        mock=False,
+    )
+    shown = capsys.readouterr().out
+    assert re.findall(r"validation loss at (.*?) \| lm loss value", shown) == [
+        "iteration 2",
+        "iteration 2 on test set",
+    ], shown
+    assert sorted(folder.rglob("*")) == files
+
+
 def test_skipped_steps_are_counted_in_every_checkpoint(tmp_path: Path) -> None:
     train("--lr 1e38 --train-iters 8 --log-interval 5 --save-interval 3 --save", str(tmp_path),
           "--no-check-for-nan-in-loss-and-grad")  # fmt: skip
