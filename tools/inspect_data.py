@@ -118,6 +118,8 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
         parser.error("--verify, --document and --histogram-png need the prefix of a dataset to describe")
     if not any(sources) and (args.dump or args.build_cache or args.iteration is not None or args.load):
         parser.error("--dump, --build-cache, --iteration and --load need --data-path")
+    if args.dump is not None and not args.dump.endswith(".npz"):
+        parser.error(f"--dump {args.dump}: what is written is an .npz; give it a name that ends so")
     if args.iteration is not None and args.global_batch_size is args.step_batch_size_schedule is None:
         parser.error("--iteration needs --global-batch-size")
     if args.decrease_batch_size_if_needed and not (args.micro_batch_size and args.data_parallel_size):
@@ -186,7 +188,8 @@ def show_document(dataset: IndexedDataset, document: int, tokenizer: Tokenizer |
     from megalite.data.tokenizer.base import library_errors
 
     if not 0 <= document < dataset.documents:
-        raise DataError(f"--document {document}: {dataset.prefix} has documents 0 to {dataset.documents - 1}")
+        there = f"documents 0 to {dataset.documents - 1}" if dataset.documents else "no documents"
+        raise DataError(f"--document {document}: {dataset.prefix} has {there}")
     for sequence in range(dataset.boundaries[document], dataset.boundaries[document + 1]):
         ids = dataset.sequence(sequence).tolist()
         print(f"--- document {document}, sequence {sequence}: {len(ids)} tokens")
@@ -327,9 +330,11 @@ def dump_run(args: argparse.Namespace, sources: Mapping[str, SampleSource]) -> N
 def main(argv: Sequence[str] | None = None) -> int:
     args = arguments(argv)
     from megalite.data.errors import DataError
-    from megalite.data.length_histogram import draw_png
+    from megalite.data.length_histogram import check_picture, draw_png
 
     try:
+        if args.histogram_png is not None:
+            check_picture(Path(args.histogram_png))
         histograms = {prefix: describe(args, prefix) for prefix in args.prefix}
         if args.histogram_png is not None:
             draw_png(histograms, Path(args.histogram_png))

@@ -5,7 +5,8 @@
         --output-prefix data/corpus
     python tools/merge_datasets.py --input parts --output-prefix data/corpus
 
-A folder stands for all datasets in it, sorted by name, but for those of folders below it.
+A folder stands for all datasets in it, sorted by name, but for those of folders below it; where a dataset
+has the same name, `parts/` is the folder.
 """
 
 from __future__ import annotations
@@ -40,14 +41,23 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
 def find_datasets(given: Sequence[str]) -> list[str]:
     """Prefixes as they are; a folder becomes the datasets in it, sorted by name, also those of which it holds
-    a part only, which cannot be opened. Raises DataError for those of several keys.
+    a part only, which cannot be opened. Raises DataError for those of several keys, and for what may be
+    either.
     """
     from megalite.data.dataset_info import read_info
     from megalite.data.errors import DataError
+    from megalite.data.folders import is_folder, mode_of
 
     found: list[str] = []
     for item in given:
-        names = [path.name for path in Path(item).iterdir()] if Path(item).is_dir() else []
+        folder = is_folder(item)
+        for file in (f"{item}.idx", f"{item}.bin"):
+            if folder and not item.endswith("/") and mode_of(file):
+                raise DataError(
+                    f"--input {item}: is a folder, and {file} of a dataset; give {item}/ for those in the "
+                    "folder, or rename one of the two"
+                )
+        names = [path.name for path in Path(item).iterdir()] if folder else []
         stems = {match[1] for match in map(PART_OF_DATASET.fullmatch, names) if match}
         inside = sorted(str(Path(item, stem)) for stem in stems)
         keys = sorted({info.key or "(several)" for prefix in inside if (info := read_info(prefix))})

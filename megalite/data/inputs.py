@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import contextlib
-import glob
 import hashlib
 import os
 import re
-from collections.abc import Callable, Iterator, Sequence
+import stat
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from megalite.data.errors import DataError
+from megalite.data.folders import SALVAGED, below, is_folder, matches, mode_of
 from megalite.listing import listing
 
 STDIN = "-"
 COMPRESSED = (".gz", ".zst", ".zstd")
-SALVAGED = "lost+found"  # at the root of a file system; only root may read it
 PRODUCT = re.compile(  # what stands behind the output's prefix in the names of files that a run makes
     r"(_part\d{5,}of\d{5,})?(\.(skipped\.jsonl|progress\.json)|_.*_document\.(bin|idx|boundaries|json))(\.partial)?",
     re.DOTALL,
@@ -40,7 +40,7 @@ def printable(path: str) -> str:
 
 def read_once(path: str) -> bool:
     """Whether what is read from `path` is gone: standard input, a pipe."""
-    return path == STDIN or Path(path).is_fifo()
+    return path == STDIN or stat.S_ISFIFO(mode_of(path))
 
 
 def find_inputs(
@@ -89,8 +89,8 @@ def _products(files: Sequence[str], output_prefix: str) -> list[str]:
     for file in files:
         path = os.path.realpath(file)
         if path.startswith(prefix) and PRODUCT.fullmatch(path[len(prefix) :]):
-            corpus = path.endswith("_document.json") and not os.path.exists(f"{path[: -len('json')]}idx")
-            if not (corpus and os.path.exists(path)):  # a run that publishes takes descriptions away
+            corpus = path.endswith("_document.json") and not mode_of(f"{path[: -len('json')]}idx")
+            if not (corpus and mode_of(path)):  # a run that publishes takes descriptions away
                 products.append(file)
     return products
 
@@ -98,38 +98,50 @@ def _products(files: Sequence[str], output_prefix: str) -> list[str]:
 def _find_files(patterns: Sequence[str], warn: Callable[[str], None]) -> list[str]:
     found: list[str] = []
     for pattern in patterns:
-        path = Path(pattern)
-        if pattern == STDIN or path.is_file() or path.is_fifo():
+        mode = 0 if pattern == STDIN else mode_of(pattern)
+        if pattern == STDIN or stat.S_ISREG(mode) or stat.S_ISFIFO(mode):
             found.append(pattern)
-        elif path.is_dir():
+        elif stat.S_ISDIR(mode):
             found.extend(_files_in(pattern, warn))
-        elif path.exists():
+        elif mode:
             raise DataError(f"--input {pattern}: a socket or a device; give - for standard input")
+        elif matched := _files_matching(pattern, warn):
+            found.extend(matched)
         else:
-            _check_ends(pattern)
-            _check_folders(os.path.dirname(pattern))
-            matches = sorted(glob.glob(pattern, recursive=True))
-            if not matches:
-                raise DataError(f"--input {pattern}: no such file, folder or match")
-            for match in matches:
-                if not os.path.isdir(match):
-                    if not (regular := _regular(match)):
-                        raise DataError(f"--input {match}: a pipe, socket or device; give a pipe by its name")
-                    found.extend(regular)
-                elif "**" not in pattern and os.path.basename(match) != SALVAGED:  # ** matches what is in it
-                    found.extend(_files_in(match, warn))
+            raise DataError(f"--input {pattern}: no such file, folder or match")
     return found
+
+
+def _files_matching(pattern: str, warn: Callable[[str], None]) -> list[str]:
+    """The files that `pattern` matches, and those in the folders that it matches, each once."""
+    names = Path(pattern).parts
+    all_matched = "**" in names and os.path.basename(pattern) in ("*", "**")  # that is in folders
+    found: list[str] = []
+    for match in filter(None, matches(pattern)):
+        mode = mode_of(match)
+        if not stat.S_ISDIR(mode):
+            if not _is_file(match, mode):
+                raise DataError(f"--input {match}: a pipe, socket or device; give a pipe by its name")
+            found.append(match)
+        elif not all_matched and os.path.basename(match) != SALVAGED:
+            found.extend(_files_in(match, warn))
+    return [*dict.fromkeys(found)]
 
 
 def _files_in(folder: str, warn: Callable[[str], None]) -> list[str]:
     """All files in `folder`, at any depth and behind links, sorted, but for hidden ones and backup copies.
-    Raises DataError and OSError for what would be left out otherwise: folders that cannot be read, links to
-    nothing.
+    Raises DataError for what would be left out otherwise: folders that cannot be read, links to nothing.
     """
-    files, left_out = [], []
-    for root, names, hidden in _walk(folder):
-        left_out += [os.path.join(root, name) for name in hidden]
-        files += [file for name in names for file in _regular(os.path.join(root, name))]
+    left_out: list[str] = []
+
+    def shown(path: str) -> bool:
+        name = os.path.basename(path)
+        if name.startswith(".") or name.endswith("~") or (name == SALVAGED and is_folder(path)):
+            left_out.append(path)
+            return False
+        return True
+
+    files = [path for path, mode in below(folder, shown) if not stat.S_ISDIR(mode) and _is_file(path, mode)]
     if left_out:
         warn(f"left out, as hidden or a backup copy: {_listed(left_out)}")
     if not files:
@@ -137,55 +149,13 @@ def _files_in(folder: str, warn: Callable[[str], None]) -> list[str]:
     return sorted(files)
 
 
-def _walk(folder: str) -> Iterator[tuple[str, list[str], list[str]]]:
-    """Each folder in `folder`, behind links too, with its files and what of it is hidden. Raises DataError
-    for a link that leads back, so that there would be no end.
+def _is_file(path: str, mode: int) -> bool:
+    """Whether what was found as `path` is no pipe, socket or device. Raises DataError for a link to nothing,
+    whose data would be missing.
     """
-
-    def fail(error: OSError) -> None:
-        raise error
-
-    way = {folder: [Path(os.path.realpath(folder))]}  # to each folder, of real ones
-    for root, folders, names in os.walk(folder, followlinks=True, onerror=fail):
-        hidden = [name for name in (*folders, *names) if name.startswith(".") or name.endswith("~")]
-        hidden += [name for name in folders if name == SALVAGED]
-        folders[:] = [name for name in folders if name not in hidden]
-        for name in folders:
-            below = os.path.join(root, name)
-            real = Path(os.path.realpath(below))
-            if any(each.is_relative_to(real) for each in way[root]):
-                raise DataError(f"--input {below}: a link to a folder that it lies in")
-            way[below] = [*way[root], real]
-        yield root, [name for name in names if name not in hidden], hidden
-
-
-def _regular(path: str) -> list[str]:
-    """`path`, found under its name, unless it is a pipe, a socket or a device. Raises DataError for a link to
-    nothing, whose data would be missing.
-    """
-    if not os.path.exists(path):
+    if not mode:
         raise DataError(f"--input {path}: a link to {os.path.realpath(path)}, which is not there")
-    return [path] if os.path.isfile(path) else []
-
-
-def _check_ends(pattern: str) -> None:
-    """Raises DataError where a `**` would be followed in circles."""
-    if "**" in (names := Path(pattern).parts):
-        for folder in filter(os.path.isdir, glob.glob(str(Path(*names[: names.index("**")])))):
-            for _ in _walk(folder):
-                pass
-
-
-def _check_folders(pattern: str) -> None:
-    """Raises DataError for a folder that a glob in it would take for an empty one."""
-    while pattern:
-        for folder in glob.glob(pattern, recursive=True):
-            passed_over = os.path.basename(folder.rstrip(os.sep)) == SALVAGED
-            if os.path.isdir(folder) and not (passed_over or os.access(folder, os.R_OK | os.X_OK)):
-                raise DataError(f"--input {folder}: the folder cannot be read")
-        if not glob.has_magic(pattern):
-            return
-        pattern = os.path.dirname(pattern)
+    return stat.S_ISREG(mode)
 
 
 def repeats(paths: Sequence[str]) -> str | None:

@@ -9,9 +9,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from megalite.data.errors import DataError, replacing
+from megalite.data.errors import DataError, check_replaceable, replacing
 
 BAR_WIDTH = 50
+PICTURES = (".png", ".pdf", ".svg", ".svgz", ".jpg", ".jpeg", ".webp", ".tif", ".tiff", ".eps", ".ps", ".pgf")
+PNG = b"\x89PNG"
 
 
 class Bin(NamedTuple):
@@ -49,6 +51,16 @@ def draw_text(bins: list[Bin]) -> str:
     return "\n".join(lines)
 
 
+def check_picture(path: Path) -> None:
+    """Raises DataError for what is no picture, by its name or its content, and would be replaced by one."""
+    check_replaceable(path)
+    if not path.is_file() or path.suffix.lower() in PICTURES:
+        return
+    with path.open("rb") as file:
+        if file.read(len(PNG)) != PNG:
+            raise DataError(f"--histogram-png {path}: is no picture that may be replaced; give another name")
+
+
 def draw_png(histograms: Mapping[str, Sequence[Bin]], path: Path) -> None:
     """The same of datasets, by name, as one picture: shares of the sequences and of the tokens. Raises
     DataError.
@@ -70,8 +82,9 @@ def draw_png(histograms: Mapping[str, Sequence[Bin]], path: Path) -> None:
         axes.set_ylabel(f"share of the {what}, %")
         axes.set_xticks([low.bit_length() for low in lows], [*map(str, lows)], rotation=45)
     axes.set_xlabel("tokens in a sequence, at least")
-    legend = figure.legend(bars, [*histograms], loc="outside upper center")
-    for text in legend.get_texts():
+    legend = figure.legend(bars, [*map(str, range(len(bars)))], loc="outside upper center")
+    for text, name in zip(legend.get_texts(), histograms, strict=True):
+        text.set_text(name)  # as a label, one that begins with _ would be left out before matplotlib 3.10
         text.set_parse_math(False)  # a $ in a path is no formula
     with replacing(path) as temporary:
         try:

@@ -158,7 +158,7 @@ def _check_partitions(infos: Mapping[str, DatasetInfo], prefixes: Sequence[str])
             "first"
         )
     partitions = next(iter(shares.values()))[1]
-    found = list(shares.values())
+    found = [shares[prefix] for prefix in prefixes]
     if len(found) != partitions or found != [(index, partitions) for index in range(partitions)]:
         there = {index for index, _ in found}
         missing = list(islice((index for index in range(partitions) if index not in there), 20))

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import functools
+import glob
+import itertools
 import json
 import os
 import re
 import subprocess
 import sys
 import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from random import Random
 
 import pytest
 
 from megalite.data.errors import DataError
+from megalite.data.folders import matches
 from megalite.data.indexed_dataset import open_dataset
 from megalite.data.inputs import Part, check_apart, corpus_hash, find_inputs, take_partition
 from megalite.data.merge import merge
@@ -112,9 +120,111 @@ def test_a_folder_that_cannot_be_read(tmp_path: Path, name: str) -> None:
     assert len(found) == len(patterns)
     for message in found:
         if name == "b":
-            assert re.search(r"corpus/b/?(: the folder cannot be read|')$", message)
+            assert re.search(r"corpus/b/?: cannot be read: Permission denied$", message)
         else:
             assert message == str([Part("corpus/a/x.jsonl", "json")])
+
+
+class Failing:
+    """Looks at files and folders of which one fails, as on NFS for a moment."""
+
+    def __init__(self, fails: int, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._before_failure = fails
+        scandir, looks = os.scandir, {"stat": os.stat, "lstat": os.lstat}
+
+        def failing(look: Callable[..., os.stat_result], *args: object, **how: object) -> os.stat_result:
+            self._look()
+            return look(*args, **how)
+
+        @contextlib.contextmanager
+        def failing_scandir(path: str) -> Iterator[Iterator[os.DirEntry[str]]]:
+            with scandir(path) as entries:
+                yield (self._look() or entry for entry in entries)  # type: ignore[func-returns-value]
+
+        monkeypatch.setattr(os, "scandir", failing_scandir)
+        for name, look in looks.items():
+            monkeypatch.setattr(os, name, functools.partial(failing, look))
+
+    def _look(self) -> None:
+        self._before_failure -= 1
+        if self._before_failure == -1:
+            raise OSError(errno.ESTALE, "Stale file handle")
+
+    @property
+    def failed(self) -> bool:
+        return self._before_failure < 0
+
+
+@pytest.mark.parametrize("pattern", ["corpus", "c*", "c*/*", "*/*/x.jsonl", "corpus/**", "**/*.jsonl"])
+def test_no_failing_look_leaves_out_a_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pattern: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for folder in ("corpus/a", "corpus/b", "elsewhere"):
+        (tmp_path / folder).mkdir(parents=True)
+        (tmp_path / folder / "x.jsonl").touch()
+    Path("corpus/link").symlink_to("../elsewhere")
+    expected = find_inputs([pattern])
+    told: list[Part] | str
+    for fails in itertools.count():
+        with monkeypatch.context() as context:
+            failing = Failing(fails, context)
+            try:
+                told = find_inputs([pattern])
+            except DataError as error:
+                told = str(error)
+        if told != expected:
+            assert re.search(r"^--input \S+: cannot be read: Stale file handle$", str(told))
+        if not failing.failed:
+            break
+    assert fails > 10
+
+
+def test_patterns_match_what_they_match_for_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    random = Random(0)
+    names = ("a", "ab", ".h", "b~", "x.jsonl", "[b]")
+    for number in range(30):
+        folders = [Path(str(number))]
+        folders[0].mkdir()
+        for _ in range(12):
+            path = random.choice(folders) / random.choice(names)
+            if os.path.lexists(path):
+                continue
+            match random.choice(("folder", "file", "file", "link")):
+                case "folder":
+                    path.mkdir()
+                    folders.append(path)
+                case "file":
+                    path.touch()
+                case "link":
+                    path.symlink_to(random.choice(("nowhere", "x.jsonl", "../file")))
+        monkeypatch.chdir(tmp_path / str(number))
+        for _ in range(60):
+            parts = random.choices((*names, "*", "**", "a*", ".*", "?", "*[b~]", "[!a]*", "x**", ".."), k=3)
+            pattern = "/".join(parts[: random.randint(1, 3)]) + random.choice(("", "", "/"))
+            expected = glob.glob(pattern, recursive=True)
+            expected = [path for path in expected if not path.endswith("/") or os.path.isdir(path)]
+            assert [path for path in matches(pattern) if path] == sorted(expected), pattern
+        monkeypatch.chdir(tmp_path)
+
+
+def test_a_folder_that_stars_match_is_read_once_and_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("in/part1/part.jsonl", "in/part1/other.jsonl", "in/deep/part2/x.jsonl", "in/part3"):
+        Path(name).parent.mkdir(parents=True, exist_ok=True)
+        Path(name).touch()
+    told: list[str] = []
+    for pattern in ("in/**/part*", "in/p**", "in/**/", "in/**"):
+        found = {part.path for part in find_inputs([pattern], warn=told.append)}
+        every = {str(path) for path in Path("in").rglob("*") if path.is_file()}
+        assert found == (every if pattern != "in/p**" else every - {"in/deep/part2/x.jsonl"})
+    assert told == []
+    Path("empty/empty").mkdir(parents=True)
+    with pytest.raises(DataError, match=r"--input empty/\*\*: no such file, folder or match"):
+        find_inputs(["empty/**"])
 
 
 @pytest.mark.parametrize("pattern", ["corpus", "corpus/**", "**/*.jsonl"])

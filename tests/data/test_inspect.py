@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from pathlib import Path
@@ -177,6 +178,47 @@ def test_one_picture_of_several_datasets(tmp_path: Path, monkeypatch: pytest.Mon
     drawn = re.findall("<!-- (.*) -->", Path("lengths.svg").read_text())  # above the outlines of each text
     assert [text for text in drawn if text in prefixes] == prefixes
     assert {"0", "2", "512"} <= {*drawn}
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--dump", "d.bin"], "--dump d.bin: what is written is an .npz; give it a name that ends so"),
+        (["--histogram-png", "d.bin"], "--histogram-png d.bin: is no picture that may be replaced"),
+        (["--histogram-png", "README"], "--histogram-png README: is no picture that may be replaced"),
+    ],
+)
+def test_nothing_else_is_replaced(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    flags: list[str],
+    message: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("README").touch()
+    write_dataset(Path("d"), [30])
+    before = Path("d.bin").read_bytes()
+    run = ["d", "--data-path", "d", "--split", "1", "--seq-length", "8"]
+    with contextlib.suppress(SystemExit):
+        assert tool("inspect_data")([*run, *flags]) == 1
+    found = capsys.readouterr()
+    assert (found.out, message in found.err) == ("", True)
+    assert (Path("d.bin").read_bytes(), Path("README").read_bytes()) == (before, b"")
+
+
+def test_a_picture_may_be_drawn_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("matplotlib")
+    monkeypatch.chdir(tmp_path)
+    write_dataset(Path("d"), [3])
+    for name in ("lengths", "lengths", "lengths.SVG", "lengths.SVG"):
+        assert tool("inspect_data")(["d", "--histogram-png", name]) == 0
+
+
+def test_a_document_of_a_dataset_without_any(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    prefix = write_dataset(tmp_path / "d", [])
+    assert tool("inspect_data")([prefix, "--document", "0"]) == 1
+    assert capsys.readouterr().err.endswith(f"--document 0: {prefix} has no documents\n")
 
 
 def test_verify_finds_what_opening_cannot(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -94,7 +94,27 @@ def test_shares_are_not_merged_with_their_whole(tmp_path: Path, described: bool)
         (tmp_path / "whole.json").unlink()
     with pytest.raises(DataError, match=r"whole: is no share of a corpus, as .* is; merge the shares by"):
         merge([*prefixes, str(tmp_path / "whole")], str(tmp_path / "other"))
+    for twice in ([prefixes[0], *prefixes], [*prefixes, prefixes[1]], prefixes * 2):
+        with pytest.raises(DataError, match="must all be given in order; in another order, or some twice"):
+            merge(twice, str(tmp_path / "other"))
     assert not (tmp_path / "other.idx").exists()
+
+
+def test_a_folder_beside_a_dataset_of_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from tools.merge_datasets import find_datasets
+
+    monkeypatch.chdir(tmp_path)
+    Path("data/x").mkdir(parents=True)
+    write_dataset(Path("data/x/part"), [3])
+    assert find_datasets(["data/x"]) == find_datasets(["data/x/"]) == ["data/x/part"]
+    write_dataset(Path("data/x"), [4])
+    for suffix in ("idx", "bin"):
+        with pytest.raises(DataError, match=rf"^--input data/x: is a folder, and data/x\.{suffix} of a d"):
+            find_datasets(["data/x"])
+        Path(f"data/x.{suffix}").unlink()
+        write_dataset(Path("data/y"), [4])
+        Path("data/y.bin").rename("data/x.bin")
+    assert find_datasets(["data/x/"]) == ["data/x/part"]
 
 
 def test_a_share_of_very_many_is_refused_in_little_memory(tmp_path: Path) -> None:
