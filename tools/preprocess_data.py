@@ -89,7 +89,7 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
         choices=["stop", "skip"],
         default="stop",
         help="At a document that cannot be used: stop (default), or leave it out and list it in "
-        "PREFIX.skipped.jsonl.",
+        "PREFIX_KEY_document.skipped.jsonl, of several keys the first.",
     )
     work = parser.add_argument_group("work")
     work.add_argument(
@@ -217,7 +217,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             whole=() if partition is None else whole,
         )
         with ProgressDisplay(plan.inputs, args.log_interval) as display:
-            infos = preprocess(plan, tokenizer, display.show, display.read_back)
+            infos = preprocess(plan, tokenizer, display.show, display.read_back, _warn)
     except (DataError, OSError, MemoryError) as error:
         print(f"preprocess_data: error: {str(error) or 'out of memory'}", file=sys.stderr)
         return 1
@@ -225,7 +225,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"{plan.prefix(key)}: {info.documents:,} documents, {info.tokens:,} tokens of {info.dtype}")
     if display.skipped:
         print(
-            f"{display.skipped:,} documents were skipped; {plan.stem}.skipped.jsonl lists them",
+            f"{display.skipped:,} documents were skipped; {plan.first_prefix}.skipped.jsonl lists them",
             file=sys.stderr,
         )
     return 0

@@ -14,10 +14,9 @@ from typing import BinaryIO
 import numpy as np
 
 from megalite.data.errors import DataError
-from megalite.data.indexed_dataset import IndexedDataset, open_dataset
+from megalite.data.indexed_dataset import HEADER_BYTES, IndexedDataset, open_dataset
 
 CHUNK_BYTES = 8 << 20
-HEADER_BYTES = 34  # of the .idx; then int32 lengths, int64 offsets, int64 boundaries
 
 
 class DatasetFiles:

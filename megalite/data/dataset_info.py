@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
@@ -24,7 +25,9 @@ WHAT = {  # the types of the fields, in words
     "tuple[str, ...]": "a list of strings",
     "tuple[int, int] | None": "two integers or null",
 }
-MOST_BYTES = 256 << 20  # of a description: that of a million sources has less
+MOST_BYTES = 256 << 20  # of a description
+LISTED_BYTES = 16 << 20  # of the names of sources; JSON has up to six bytes for one
+LEFT_OUT = re.compile(r"\.\.\. and ([\d,]+) more")
 
 
 @dataclass(frozen=True)
@@ -48,6 +51,7 @@ class DatasetInfo:
     key: str | None
     """None where datasets of several were merged."""
     sources: tuple[str, ...]
+    """Of very many the first, and how many more there are."""
     partition: tuple[int, int] | None = None
     """(index, partitions) when this is one share of several, to be merged."""
     corpus: str | None = None
@@ -79,11 +83,29 @@ class DatasetInfo:
             documents=state.documents,
             crc32=state.checksum,
             key=key,
-            sources=tuple(printable(part.path) for part in inputs),
+            sources=listed_sources(printable(part.path) for part in inputs),
             partition=partition,
             corpus=corpus,
             options=tokenizer.options,
         )
+
+
+def listed_sources(sources: Iterable[str]) -> tuple[str, ...]:
+    """The first LISTED_BYTES of `sources`, which may be such lists one behind another, each once, and the
+    number of the others.
+    """
+    listed: dict[str, None] = {}
+    size = others = 0
+    for source in sources:
+        if (more := LEFT_OUT.fullmatch(source)) is not None:
+            others += int(more[1].replace(",", ""))
+        elif source not in listed:
+            size += len(source.encode()) + 8  # quotes, comma, line
+            if size > LISTED_BYTES:
+                others += 1
+            else:
+                listed[source] = None
+    return (*listed, f"... and {others:,} more") if others else tuple(listed)
 
 
 def publish_with_info(datasets: Sequence[tuple[DatasetWriter, DatasetInfo]]) -> None:

@@ -7,7 +7,7 @@ arrays handed out are views of the mapped files and keep them open.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple
@@ -19,6 +19,7 @@ from megalite.data.errors import DataError, check_prefix
 
 # Megatron writes uint16 only below this vocabulary size, though ids up to 65,535 fit.
 MEGATRON_UINT16_VOCABULARY = 65500
+HEADER_BYTES = 34  # of the .idx; then int32 lengths, int64 offsets, int64 boundaries
 READ_BYTES = 1 << 20
 COUNTED_IDS = 1 << 26  # each takes 8 bytes of memory while they are counted
 
@@ -77,20 +78,29 @@ class DatasetWriter:
     def can_resume(
         prefix: str, dtype: str, state: WriterState, read: Callable[[int], None] = lambda _: None
     ) -> bool:
-        """Whether an interrupted run's files hold at least `state`. The tokens are read: another run that was
-        killed may have left its own under the same names.
+        """Whether an interrupted run's files hold at least `state`. All of that is read: another run that was
+        killed may have left its own under the same names, or a disk have lost some.
 
         `read` is called with the bytes of each piece.
         """
         sizes = {
             "bin": state.tokens * np.dtype(dtype).itemsize,
-            "idx": 4 * state.sequences,
+            "idx": HEADER_BYTES + 4 * state.sequences,
             "boundaries": 8 * state.documents,
         }
         files = [(Path(f"{prefix}.{suffix}.partial"), size) for suffix, size in sizes.items()]
         if not all(path.is_file() and path.stat().st_size >= size for path, size in files):
             return False
-        return _checksum(*files[0], read) == state.checksum
+        (tokens, _), (idx, _), (boundaries, _) = files
+        lengths = _pieces(idx, HEADER_BYTES, np.dtype(np.int32), state.sequences)
+        if sum(int(piece.sum(dtype=np.int64)) for piece in lengths) != state.tokens:
+            return False
+        last = 0
+        for ends in _pieces(boundaries, 0, np.dtype(np.int64), state.documents):
+            if (np.diff(ends, prepend=last) < 0).any():
+                return False
+            last = int(ends[-1])
+        return last == state.sequences and _checksum(tokens, sizes["bin"], read) == state.checksum
 
     @property
     def state(self) -> WriterState:
@@ -147,6 +157,15 @@ class DatasetWriter:
     ) -> None:
         if kind is None and not self._published:
             self.publish()
+
+
+def _pieces(path: Path, start: int, dtype: np.dtype, count: int) -> Iterator[np.ndarray]:
+    """`count` numbers from byte `start` on."""
+    with path.open("rb") as file:
+        file.seek(start)
+        at_once = READ_BYTES // dtype.itemsize
+        for first in range(0, count, at_once):
+            yield np.fromfile(file, dtype, min(at_once, count - first))
 
 
 def _checksum(path: Path, size: int, read: Callable[[int], None]) -> int:

@@ -18,7 +18,7 @@ from megalite.listing import listing
 STDIN = "-"
 COMPRESSED = (".gz", ".zst", ".zstd")
 PRODUCT = re.compile(  # what stands behind the output's prefix in the names of files that a run makes
-    r"(_part\d{5,}of\d{5,})?(\.(skipped\.jsonl|progress\.json)|_.*_document\.(bin|idx|boundaries|json))(\.partial)?",
+    r"(_part\d{5,}of\d{5,})?_.*_document\.(bin|idx|boundaries|json|skipped\.jsonl|progress\.json)(\.partial)?",
     re.DOTALL,
 )
 

@@ -1,4 +1,6 @@
-"""Ctrl-C ends a data tool with one line, as soon as the C++ call that the main thread is in returns."""
+"""Ctrl-C ends a data tool with one line, as soon as the C++ call that the main thread is in returns; of a
+terminal the cursor is shown again, also after SIGTERM.
+"""
 
 from __future__ import annotations
 
@@ -22,12 +24,23 @@ def end_on_interrupt(message: str) -> None:
     """
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
-    def end(number: int, frame: FrameType | None) -> None:
-        with contextlib.suppress(OSError):  # nobody reads it any more
+    def show_cursor() -> None:
+        with contextlib.suppress(OSError):
             if os.isatty(2):
-                os.write(2, b"\x1b[?25h\n")  # a progress bar hides the cursor
+                os.write(2, b"\x1b[?25h\n")  # a progress bar hides it
+
+    def terminate(number: int, frame: FrameType | None) -> None:
+        show_cursor()
+        signal.signal(number, signal.SIG_DFL)
+        signal.raise_signal(number)
+
+    def end(number: int, frame: FrameType | None) -> None:
+        show_cursor()
+        with contextlib.suppress(OSError):  # nobody reads it any more
             os.write(2, f"{message}\n".encode())
         os._exit(EXIT_CODE)
 
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, end)
+    if os.isatty(2) and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+        signal.signal(signal.SIGTERM, terminate)

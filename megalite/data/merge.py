@@ -15,7 +15,7 @@ import numpy as np
 
 from megalite import __version__
 from megalite.data.dataset_files import DatasetFiles
-from megalite.data.dataset_info import DatasetInfo, publish_with_info, read_info
+from megalite.data.dataset_info import DatasetInfo, listed_sources, publish_with_info, read_info
 from megalite.data.errors import DataError, check_replaceable
 from megalite.data.indexed_dataset import DatasetWriter, WriterState, open_dataset
 from megalite.data.verify import check_described
@@ -140,8 +140,8 @@ def _common_info(
                 "description of the whole has none"
             )
             differs[field] = None
-    sources = dict.fromkeys(source for info in known.values() for source in info.sources)
-    made = replace(model, megalite=__version__, sources=tuple(sources), partition=None, corpus=None)
+    sources = listed_sources(source for info in known.values() for source in info.sources)
+    made = replace(model, megalite=__version__, sources=sources, partition=None, corpus=None)
     return replace(made, **differs)
 
 

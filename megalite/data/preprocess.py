@@ -2,7 +2,7 @@
 memory.
 
 One thread reads and writes; `workers` threads of the tokenizer's library encode batches between. What is
-in flight is bounded by IN_FLIGHT_BYTES of text or the largest document, whatever the size of the corpus. A
+in flight is bounded by IN_FLIGHT_BYTES or the largest document, whatever the size of the corpus. A
 slow document holds up the batches behind it only when that bound is reached.
 
 Progress is written down every CHECKPOINT_SECONDS, so that the same command continues after a kill, and ends
@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -30,7 +31,7 @@ from megalite.data.errors import DataError, check_replaceable
 from megalite.data.indexed_dataset import DatasetWriter, token_dtype
 from megalite.data.inputs import Part, corpus_hash, printable
 from megalite.data.records import Records, line_number, read_records
-from megalite.data.resume import Checkpoint, Place, RunState
+from megalite.data.resume import Checkpoint, NotContinued, Place, RunState
 from megalite.data.shortage import Room, started_pool
 from megalite.data.skipped import Skip, SkippedList
 from megalite.data.tokenizer import Tokenizer
@@ -40,6 +41,8 @@ BATCH_BYTES = 1 << 20
 BATCH_DOCUMENTS = 2048
 PARSED_BYTES = 16  # of memory for each byte of a line: orjson 3.11 takes 12, and 4 for a string with an emoji
 IN_FLIGHT_BYTES = 64 << 20
+BATCH_MEMORY = 4 << 10  # beside its text; 3.1 KiB measured, of empty text files, each of which is one
+RECORD_MEMORY = 256  # 60 to 220 measured, 330 of one that is skipped
 CHECKPOINT_SECONDS = 20.0
 OUTPUT_SUFFIXES = ("bin", "idx", "boundaries", "json")
 
@@ -67,6 +70,11 @@ class PreprocessPlan:
     def prefix(self, key: str) -> str:
         """Where the dataset of one key goes, as in Megatron-LM."""
         return f"{self.stem}_{key}_document"
+
+    @property
+    def first_prefix(self) -> str:
+        """What the files of the run that are of no key are named after: runs of other keys have their own."""
+        return self.prefix(self.json_keys[0])
 
     @property
     def stem(self) -> str:
@@ -125,26 +133,29 @@ def preprocess(
     tokenizer: Tokenizer,
     report: Callable[[Progress], None] = lambda _: None,
     read_back: Callable[[int, int], None] = lambda *_: None,
+    warn: Callable[[str], None] = lambda _: None,
 ) -> list[DatasetInfo]:
     """Write the datasets of `plan`, one a key, and a small JSON beside each; returns what was written.
 
-    `read_back` is called, while what an interrupted run wrote is read, with the bytes of a piece and of all.
-    Continues an interrupted run of the same plan over the same inputs. Raises DataError naming file and line
+    `read_back` is called, while what an interrupted run wrote is read, with the bytes of a piece and of all;
+    `warn` is told why an interrupted run is not continued. Continues one of the same plan over the same
+    inputs. Raises DataError naming file and line
     for input that cannot be used; what was done until then stays for the next run.
     """
     _check_outputs(plan)
     tokenizer.check_encodes()
     eod = tokenizer.check_eod() if plan.append_eod else None
     dtype = plan.dtype or token_dtype(tokenizer.vocab_size)
-    state = RunState(plan.stem, plan.inputs, _recipe(plan, tokenizer, dtype))
+    _check_dtype(dtype, tokenizer)
+    state = RunState(plan.first_prefix, plan.inputs, _recipe(plan, tokenizer, dtype))
     if plan.whole and corpus_hash(plan.whole) != plan.corpus:
         raise DataError("inputs changed while they were cut into shares; the same command starts anew")
     progress = Progress()
     room = Room()
     encode = partial(_encode, tokenizer=tokenizer, eod=eod, skip_errors=plan.skip_errors, room=room)
     last_checkpoint = time.monotonic()
-    with state.explaining(), SkippedList(plan.stem) as skipped, _threads(plan.workers + 1) as pool:
-        start = _start(plan, state, skipped, dtype, read_back)
+    with state.explaining(), SkippedList(plan.first_prefix) as skipped, _threads(plan.workers + 1) as pool:
+        start = _start(plan, state, skipped, dtype, read_back, warn)
         skipped.go_on(start.skipped)
         writers = [
             DatasetWriter(plan.prefix(key), dtype, resume)
@@ -174,6 +185,8 @@ def preprocess(
         publish_with_info(list(zip(writers, infos, strict=True)))
         state.remove()
         skipped.publish()
+        for key in plan.json_keys[1:]:  # what another run listed is of the dataset that was there before
+            Path(f"{plan.prefix(key)}.skipped.jsonl").unlink(missing_ok=True)
     return infos
 
 
@@ -193,17 +206,22 @@ def _start(
     skipped: SkippedList,
     dtype: str,
     read_back: Callable[[int, int], None],
+    warn: Callable[[str], None],
 ) -> Checkpoint:
     """Where an interrupted run of the same work stands, or the beginning."""
-    start = state.load()
-    if start is not None and skipped.holds(start.skipped[1]):
-        written = {key: each for key, each in zip(plan.json_keys, start.written, strict=True) if each}
-        total = np.dtype(dtype).itemsize * sum(each.tokens for each in written.values())
-        if all(
-            DatasetWriter.can_resume(plan.prefix(key), dtype, each, lambda size: read_back(size, total))
-            for key, each in written.items()
-        ):
+    try:
+        if (start := state.load()) is not None:
+            if not skipped.holds(start.skipped[1]):
+                raise NotContinued("its list of skipped documents is not what it wrote")
+            written = {key: each for key, each in zip(plan.json_keys, start.written, strict=True) if each}
+            total = np.dtype(dtype).itemsize * sum(each.tokens for each in written.values())
+            for key, each in written.items():
+                prefix = plan.prefix(key)
+                if not DatasetWriter.can_resume(prefix, dtype, each, lambda size: read_back(size, total)):
+                    raise NotContinued(f"{prefix}.*.partial are not what it wrote")
             return start
+    except NotContinued as reason:
+        warn(f"{state.path}: an interrupted run is not continued, as {reason}; this one starts anew")
     state.remove()  # or it would be taken for the state of the files that are written from now on
     return Checkpoint.nothing(len(plan.json_keys))
 
@@ -215,7 +233,7 @@ def _check_outputs(plan: PreprocessPlan) -> None:
     if len(set(plan.json_keys)) < len(plan.json_keys):
         raise DataError(f"--json-keys {' '.join(plan.json_keys)}: each key once, as each is a dataset")
     names = [f"{plan.prefix(key)}.{suffix}" for key in plan.json_keys for suffix in OUTPUT_SUFFIXES]
-    names += [f"{plan.stem}.{suffix}" for suffix in ("skipped.jsonl", "progress.json")]
+    names += [f"{plan.first_prefix}.{suffix}" for suffix in ("skipped.jsonl", "progress.json")]
     for name in names:
         check_replaceable(name)
     written = {os.path.realpath(f"{name}{end}") for name in names for end in ("", ".partial")}
@@ -229,13 +247,23 @@ def _check_outputs(plan: PreprocessPlan) -> None:
         read_info(plan.prefix(key))  # a file of its name that is no description is not written over
 
 
+def _check_dtype(dtype: str, tokenizer: Tokenizer) -> None:
+    largest, fits = tokenizer.vocab_size - 1, np.iinfo(dtype).max
+    if largest > fits:
+        raise DataError(
+            f"--dtype {dtype}: holds ids up to {fits:,}, but the vocabulary has them up to {largest:,}; give "
+            "int32, or leave it out"
+        )
+
+
 def _recipe(plan: PreprocessPlan, tokenizer: Tokenizer, dtype: str) -> dict[str, object]:
     """Everything but the inputs that decides the bytes."""
     return {
         "keys": list(plan.json_keys),
         "append_eod": plan.append_eod,
         "eod": tokenizer.eod if plan.append_eod else None,
-        "tokenizer": [tokenizer.identity, tokenizer.options],
+        "tokenizer": [tokenizer.identity, tokenizer.options, tokenizer.vocab_size, tokenizer.eod_token],
+        "libraries": tokenizer.versions,
         "dtype": dtype,
         "skip_errors": plan.skip_errors,
     }
@@ -286,27 +314,30 @@ def _encode_in_order(
     """Batches in their order with their encodings, by key.
 
     While `ahead` wait for a thread nothing more is read, so that caches still hold what is encoded; behind a
-    slow one IN_FLIGHT_BYTES of text are held beside one batch.
+    slow one IN_FLIGHT_BYTES of text and what goes with it are held beside one batch.
     """
-    waiting: deque[tuple[_Batch, Future[list[Encoded]]]] = deque()
+    waiting: deque[tuple[_Batch, int, Future[list[Encoded]]]] = deque()
     busy: set[Future[list[Encoded]]] = set()
     held = 0
     try:
         for batch in batches:
-            waiting.append((batch, pool.submit(encode, batch)))
-            busy.add(waiting[-1][1])
-            held += batch.text_bytes
+            records = len(batch.numbers) + len(batch.skipped)
+            size = batch.text_bytes + BATCH_MEMORY + RECORD_MEMORY * records
+            future = pool.submit(encode, batch)
+            waiting.append((batch, size, future))
+            busy.add(future)
+            held += size
             if len(busy) >= ahead:
                 busy = wait(busy, return_when=FIRST_COMPLETED).not_done
-            while waiting and (held > IN_FLIGHT_BYTES or waiting[0][1].done()):
-                done, encoded = waiting.popleft()
-                held -= done.text_bytes
+            while waiting and (held > IN_FLIGHT_BYTES or waiting[0][2].done()):
+                done, size, encoded = waiting.popleft()
+                held -= size
                 yield done, encoded.result()
         while waiting:
-            done, encoded = waiting.popleft()
+            done, _, encoded = waiting.popleft()
             yield done, encoded.result()
     finally:
-        for _, encoded in waiting:
+        for _, _, encoded in waiting:
             encoded.cancel()
 
 

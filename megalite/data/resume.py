@@ -45,6 +45,10 @@ class Checkpoint(NamedTuple):
         return Checkpoint(Place(), [None] * datasets, (0, 0))
 
 
+class NotContinued(Exception):
+    """Why an earlier run cannot be continued."""
+
+
 class RunState:
     """The small file that an unfinished run leaves beside its partial output."""
 
@@ -58,8 +62,7 @@ class RunState:
             [printable(os.path.abspath(part.path)), *part[1:], *map(str, stamp or ())]  # times beyond 64 bits
             for part, stamp in zip(inputs, self._stamps, strict=True)
         ]
-        text = orjson.dumps({"recipe": recipe, "inputs": files}, option=orjson.OPT_SORT_KEYS)
-        self.run = hashlib.blake2b(text, digest_size=16).hexdigest()
+        self.run = {"recipe": _hash(recipe), "inputs": _hash(files)}
 
     def check_unchanged(self, number: int) -> None:
         """Raises DataError when input `number` is not what it was when the run began: what was read of it
@@ -74,16 +77,34 @@ class RunState:
             raise DataError(f"{path}: changed while it was read; the same command starts anew")
 
     def load(self) -> Checkpoint | None:
-        """How far an earlier run of the same work came; None when there was none, or it was other work."""
+        """How far an earlier run of the same work came; None when there was none.
+
+        Raises NotContinued when it was other work, and DataError when what it left cannot be read now.
+        """
         try:
-            content = orjson.loads(self.path.read_bytes())
-            if not self._resumable or content["run"] != self.run:
-                return None
+            text = self.path.read_bytes()
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            what = f"cannot be read: {error.strerror or error}; without it the same command starts anew"
+            raise DataError(f"{self.path}: {what}") from None
+        if not self._resumable:
+            raise NotContinued("standard input and pipes give nothing again")
+        try:
+            content = orjson.loads(text)
+            recipe, inputs = content["run"]["recipe"], content["run"]["inputs"]
             written = [WriterState(*state) for state in content["written"]]
             count, size = content["skipped"]
-            return Checkpoint(Place(*content["place"]), written, (count, size))
-        except (OSError, ValueError, KeyError, TypeError):
-            return None
+            checkpoint = Checkpoint(Place(*content["place"]), written, (count, size))
+        except (ValueError, KeyError, TypeError):
+            raise NotContinued("this file of it is damaged, or of another version") from None
+        if recipe != self.run["recipe"]:
+            raise NotContinued(
+                "its options, its tokenizer or the version of the tokenizer's library were others"
+            )
+        if inputs != self.run["inputs"]:
+            raise NotContinued("its inputs were others, or have changed since")
+        return checkpoint
 
     def save(self, checkpoint: Checkpoint) -> None:
         """Replace the file by `checkpoint`, whose output must have reached the files before."""
@@ -116,6 +137,10 @@ class RunState:
 
     def remove(self) -> None:
         self.path.unlink(missing_ok=True)
+
+
+def _hash(content: object) -> str:
+    return hashlib.blake2b(orjson.dumps(content, option=orjson.OPT_SORT_KEYS), digest_size=16).hexdigest()
 
 
 def _stamp(path: str) -> tuple[int, int]:

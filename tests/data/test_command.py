@@ -155,8 +155,11 @@ def test_what_a_library_prints_is_in_no_file(tmp_path: Path, shell: str) -> None
         for name, closed in (("open", ""), ("closed", shell))
     ]
     assert found == [0, 0]
-    for file in ("_text_document.bin", "_text_document.idx", ".skipped.jsonl"):
-        assert (tmp_path / f"open{file}").read_bytes() == (tmp_path / f"closed{file}").read_bytes()
+    for file in ("bin", "idx", "skipped.jsonl"):
+        assert (
+            Path(f"{tmp_path}/open_text_document.{file}").read_bytes()
+            == Path(f"{tmp_path}/closed_text_document.{file}").read_bytes()
+        )
 
 
 FULL = "merge_datasets: error: all is done, but standard output takes nothing: No space left on device\n"

@@ -105,6 +105,6 @@ def test_a_text_too_long_for_the_memory_that_its_ids_may_take(
     plan = PreprocessPlan(find_inputs([str(tmp_path / "a.jsonl")]), str(tmp_path / "out"), skip_errors=True)
     (info,) = preprocess(plan, tokenizer)
     assert info.documents == 2
-    listed = json.loads((tmp_path / "out.skipped.jsonl").read_text())
+    listed = json.loads((tmp_path / "out_text_document.skipped.jsonl").read_text())
     assert listed["line"] == 2
     assert re.search(r"a text of 10[12] bytes: this tokenizer takes up to 100, as each may", listed["error"])

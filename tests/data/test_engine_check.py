@@ -20,6 +20,7 @@ from megalite.data.engine_check import (
 )
 from megalite.data.errors import DataError
 from megalite.data.inputs import Part, find_inputs
+from megalite.data.tokenizer import Tokenizer
 from megalite.data.tokenizer.byte_level import ByteLevelTokenizer
 
 
@@ -36,6 +37,8 @@ class Slip(ByteLevelTokenizer):
 class Broken(ByteLevelTokenizer):
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         raise RuntimeError("thread panicked")
+
+    _encode_part = Tokenizer._encode_part  # by encode_batch
 
 
 def corpus(path: Path, texts: Sequence[str]) -> Path:

@@ -25,7 +25,7 @@ from megalite.data.indexed_dataset import open_dataset
 from megalite.data.inputs import Part, check_apart, corpus_hash, find_inputs, take_partition
 from megalite.data.merge import merge
 from megalite.data.preprocess import PreprocessPlan, preprocess
-from megalite.data.resume import Place, RunState
+from megalite.data.resume import NotContinued, Place, RunState
 from megalite.data.tokenizer.byte_level import ByteLevelTokenizer
 from tests.data.corpora import command, lines, run, write_dataset
 from tests.data.unprivileged import LINUX, drop
@@ -262,7 +262,7 @@ def test_what_a_run_has_written_is_not_read_by_the_next(
     Path("corpus.jsonl").write_text('{"text": "a"}\n{}\n{"text": "c"}\n')
     flags = ["--input", pattern, "--tokenizer-type", "ByteLevelTokenizer", "--workers", "1"]
     flags += ["--output-prefix", "corpus", "--on-error", "skip"]
-    Path("corpus.progress.json").touch()
+    Path("corpus_text_document.progress.json").touch()
     for share in ("0", "1", "0"):
         assert preprocess_data.main([*flags, "--partitions", "2", "--partition-index", share]) == 0
     assert re.search("left out, as output of this command: .*_part00000of00002", capsys.readouterr().err)
@@ -343,7 +343,8 @@ def test_a_pipe_is_not_read_in_parts_and_not_again(
     state.path.write_text(
         json.dumps({"run": state.run, "place": list(Place()), "written": [[]], "skipped": [0, 0]})
     )
-    assert state.load() is None  # what a killed run took from it is gone
+    with pytest.raises(NotContinued, match="standard input and pipes give nothing again"):
+        state.load()  # what a killed run took from it is gone
     writer = threading.Thread(target=pipe.write_text, args=('{"text": "ab"}\n',))
     writer.start()
     run([Part(str(pipe), "json")], tmp_path / "out")
@@ -379,4 +380,4 @@ def test_a_name_that_is_not_utf8(tmp_path: Path) -> None:
     plan = PreprocessPlan(find_inputs([path]), str(tmp_path / "out"), skip_errors=True)
     (info,) = preprocess(plan, ByteLevelTokenizer())
     assert info.sources == (f"{tmp_path}/a\\xff.jsonl",)
-    assert json.loads((tmp_path / "out.skipped.jsonl").read_text())["file"] == info.sources[0]
+    assert json.loads((tmp_path / "out_text_document.skipped.jsonl").read_text())["file"] == info.sources[0]

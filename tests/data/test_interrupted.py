@@ -24,6 +24,7 @@ from megalite.data.merge import merge
 from megalite.data.preprocess import Progress, preprocess
 from megalite.data.resume import RunState
 from megalite.data.tokenizer.byte_level import ByteLevelTokenizer
+from megalite.data.tokenizer.null import NullTokenizer
 from megalite.data.verify import verify
 from tests.data.corpora import TOOLS, every_batch_is_kept, lines, plan, published, write_dataset
 
@@ -77,10 +78,122 @@ def test_a_lost_list_of_skipped_lines_is_not_made_up(tmp_path: Path, monkeypatch
     work = plan(path, tmp_path / "out", skip_errors=True)
     with pytest.raises(KeyboardInterrupt):
         preprocess(work, ByteLevelTokenizer(), interrupted(3))
-    (tmp_path / "out.skipped.jsonl.partial").unlink()
+    (tmp_path / "out_text_document.skipped.jsonl.partial").unlink()
     preprocess(work, ByteLevelTokenizer())
-    listed = (tmp_path / "out.skipped.jsonl").read_text().splitlines()
+    listed = (tmp_path / "out_text_document.skipped.jsonl").read_text().splitlines()
     assert [json.loads(line)["line"] for line in listed] == [2, 4, 6]
+
+
+class Versioned(NullTokenizer):
+    """Of another version of its library."""
+
+    packages = ("another",)
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "fields", "reason"),
+    [
+        (NullTokenizer(1000, 9), {}, "its options, its tokenizer or the version"),
+        (Versioned(100, 9), {}, "its options, its tokenizer or the version"),
+        (NullTokenizer(100, 9), {"append_eod": True}, "its options, its tokenizer or the version"),
+        (NullTokenizer(100, 9), {"changed": True}, "its inputs were others, or have changed since"),
+        (NullTokenizer(100, 9), {"damaged": True}, "this file of it is damaged"),
+    ],
+)
+def test_a_run_that_is_not_continued_says_why(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    tokenizer: NullTokenizer,
+    fields: dict[str, bool],
+    reason: str,
+) -> None:
+    every_batch_is_kept(monkeypatch)
+    path = lines(tmp_path / "in.jsonl", ["5", "500"] * 20)
+    with pytest.raises(KeyboardInterrupt):
+        preprocess(plan(path, tmp_path / "out", skip_errors=True), NullTokenizer(100, 9), interrupted(8))
+    state, fields = tmp_path / "out_text_document.progress.json", dict(fields)
+    told: list[str] = []
+    if fields.pop("changed", False):
+        lines(Path(path), ["5", "600"] * 20)
+        os.utime(path, (1, 1))
+    if fields.pop("damaged", False):
+        state.write_bytes(state.read_bytes()[:40])
+    (info,) = preprocess(
+        plan(path, tmp_path / "out", skip_errors=True, **fields), tokenizer, warn=told.append
+    )
+    assert len(told) == 1
+    assert told[0].startswith(f"{state}: an interrupted run is not continued, as {reason}")
+    assert told[0].endswith("; this one starts anew")
+    assert info.documents == (40 if tokenizer.vocab_size == 1000 else 20)
+
+
+def test_progress_that_cannot_be_read_now_is_an_error(tmp_path: Path) -> None:
+    state = tmp_path / "out_text_document.progress.json"
+    state.symlink_to(state)
+    with pytest.raises(
+        DataError, match=r"progress\.json: cannot be read: Too many levels of symbolic links; w"
+    ):
+        preprocess(plan(lines(tmp_path / "in.jsonl"), tmp_path / "out"), ByteLevelTokenizer())
+    assert state.is_symlink()
+
+
+@pytest.mark.parametrize(
+    ("file", "damage"),
+    [
+        ("idx", lambda content: content[:-1]),
+        ("idx", lambda content: content[:34] + bytes(len(content) - 34)),
+        ("boundaries", lambda content: bytes(len(content))),
+        ("boundaries", lambda content: content[:16] + bytes(16) + content[32:]),
+        ("bin", lambda content: bytes(len(content))),
+    ],
+)
+def test_a_run_does_not_go_on_behind_what_a_disk_has_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str, damage: Callable[[bytes], bytes]
+) -> None:
+    every_batch_is_kept(monkeypatch)
+    work = plan(lines(tmp_path / "in.jsonl", ["abc"] * 20), tmp_path / "out")
+    told: list[str] = []
+    with pytest.raises(KeyboardInterrupt):
+        preprocess(work, ByteLevelTokenizer(), interrupted(8))
+    partial = tmp_path / f"out_text_document.{file}.partial"
+    partial.write_bytes(damage(partial.read_bytes()))
+    preprocess(work, ByteLevelTokenizer(), warn=told.append)
+    dataset = open_dataset(str(tmp_path / "out_text_document"))
+    assert (dataset.lengths.tolist(), dataset.boundaries.tolist()) == ([3] * 20, [*range(21)])
+    assert ["_document.*.partial are not what it wrote; this one" in line for line in told] == [True]
+
+
+def test_a_run_of_another_key_leaves_progress_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    every_batch_is_kept(monkeypatch)
+    path = tmp_path / "in.jsonl"
+    path.write_text('{"a": "x", "b": "y"}\n' * 20)
+    works = {key: plan(str(path), tmp_path / "out", json_keys=[key]) for key in "ab"}
+    for key in "ab":
+        with pytest.raises(KeyboardInterrupt):
+            preprocess(works[key], ByteLevelTokenizer(), interrupted(8))
+    starts: list[int] = []
+    preprocess(works["a"], ByteLevelTokenizer(), lambda progress: starts.append(progress.documents))
+    assert starts[0] > 8
+
+
+@pytest.mark.parametrize("stop", [signal.SIGTERM, signal.SIGINT])
+def test_the_cursor_of_a_terminal_is_shown_again(tmp_path: Path, stop: signal.Signals) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    command = [sys.executable, str(TOOLS / "preprocess_data.py"), "--input", str(tmp_path / "pipe")]
+    command += ["--output-prefix", str(tmp_path / "out"), "--tokenizer-type", "ByteLevelTokenizer"]
+    shown, terminal = os.openpty()
+    process = subprocess.Popen(command, stderr=terminal, text=True)
+    try:
+        pipe = opened_once_it_is_read(tmp_path / "pipe", process)
+        process.send_signal(stop)
+        process.wait(timeout=60)
+        os.close(pipe)
+    finally:
+        process.kill()
+        os.close(terminal)
+    with os.fdopen(shown, "rb", buffering=0) as screen:
+        assert b"\x1b[?25h" in screen.read(1000)
+    assert process.returncode == (-stop if stop == signal.SIGTERM else 130)
 
 
 def opened_once_it_is_read(pipe: Path, reader: subprocess.Popen[str]) -> int:

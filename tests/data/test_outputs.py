@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from megalite.data import dataset_info
 from megalite.data.dataset_info import read_info
 from megalite.data.errors import DataError
 from megalite.data.indexed_dataset import DatasetWriter, open_dataset
@@ -20,6 +21,7 @@ from megalite.data.inspect_samples import dump
 from megalite.data.merge import merge
 from megalite.data.preprocess import PreprocessPlan, Progress, preprocess
 from megalite.data.tokenizer.byte_level import ByteLevelTokenizer
+from megalite.data.tokenizer.null import NullTokenizer
 from megalite.data.verify import verify
 from tests.data.corpora import TOOLS, command, every_batch_is_kept, lines, plan, published, run, write_dataset
 
@@ -38,10 +40,12 @@ def test_an_input_is_not_written_over(tmp_path: Path) -> None:
     assert not list(tmp_path.glob("z*"))
 
 
-@pytest.mark.parametrize("name", ["skipped.jsonl", "progress.json", "a_document.idx", "b_document.json"])
+@pytest.mark.parametrize(
+    "name", ["a_document.skipped.jsonl", "a_document.progress.json", "a_document.idx", "b_document.json"]
+)
 def test_output_whose_name_a_folder_has(tmp_path: Path, name: str) -> None:
     (tmp_path / "in.jsonl").write_text('{"a": "x", "b": "y"}\n')
-    (tmp_path / ("out_" + name if "_" in name else "out." + name)).mkdir()
+    (tmp_path / f"out_{name}").mkdir()
     before = sorted(os.listdir(tmp_path))
     with pytest.raises(DataError, match=f"{name}: is no file that could be replaced; give another name"):
         preprocess(
@@ -129,7 +133,7 @@ def test_no_dataset_is_published_without_its_description(
 
 
 @pytest.mark.parametrize("how", ["removed", "replaced"])
-@pytest.mark.parametrize("file", ["out.skipped.jsonl", "out_a_document.bin", "out_b_document.idx"])
+@pytest.mark.parametrize("file", ["out_a_document.skipped.jsonl", "out_a_document.bin", "out_b_document.idx"])
 def test_partial_output_that_something_takes_away(tmp_path: Path, file: str, how: str) -> None:
     """Whoever takes it for a leftover and starts anew writes files of the same names."""
     (tmp_path / "in.jsonl").write_text('{"a": "x", "b": "y"}\n{}\n{"a": "z", "b": "z"}\n')
@@ -144,7 +148,7 @@ def test_partial_output_that_something_takes_away(tmp_path: Path, file: str, how
     with pytest.raises(DataError, match=f"{file}.partial: was removed or replaced"):
         preprocess(work, ByteLevelTokenizer(), report)
     assert not published(tmp_path)
-    assert not (tmp_path / "out.skipped.jsonl").exists()
+    assert not (tmp_path / "out_a_document.skipped.jsonl").exists()
     preprocess(work, ByteLevelTokenizer())
     written = [open_dataset(str(tmp_path / f"out_{key}_document")).stream().tolist() for key in "ab"]
     assert written == [list(b"xz"), list(b"yz")]
@@ -205,6 +209,48 @@ def test_a_description_of_wrong_types(tmp_path: Path, field: str, expected: str)
     Path(f"{prefix}.json").write_text("[1]")
     with pytest.raises(DataError, match="description: expected an object"):
         read_info(prefix)
+
+
+def test_a_list_of_skipped_documents_belongs_to_its_dataset(tmp_path: Path) -> None:
+    (tmp_path / "in.jsonl").write_text('{"a": "x", "b": "y"}\n{"b": "y"}\n')
+    inputs = find_inputs([str(tmp_path / "in.jsonl")])
+    lists = [tmp_path / f"out_{key}_document.skipped.jsonl" for key in "ab"]
+    run(inputs, tmp_path / "out", json_keys=["a"], skip_errors=True)
+    run(inputs, tmp_path / "out", json_keys=["b"], skip_errors=True)
+    assert [path.exists() for path in lists] == [True, False]
+    run(inputs, tmp_path / "out", json_keys=["b", "a"], skip_errors=True)
+    assert [path.exists() for path in lists] == [False, True]
+
+
+def test_very_many_sources_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folders = [tmp_path / name for name in ("one", "two")]
+    for folder in folders:
+        folder.mkdir()
+        for number in range(10):
+            lines(folder / f"{number}.jsonl")
+    monkeypatch.setattr(dataset_info, "LISTED_BYTES", 4 * (len(str(folders[0] / "0.jsonl")) + 8))
+    for folder in folders:
+        run(find_inputs([str(folder)]), tmp_path / folder.name)
+    merge([f"{folder}_text_document" for folder in folders], str(tmp_path / "whole"))
+    for name, more in (("one_text_document", 6), ("whole", 16)):
+        info = read_info(str(tmp_path / name))
+        assert info is not None
+        first = [str(folders[0] / f"{number}.jsonl") for number in range(4)]
+        assert info.sources == (*first, f"... and {more} more")
+
+
+@pytest.mark.parametrize(("vocab_size", "fits"), [(65536, True), (65537, False)])
+def test_a_type_that_does_not_hold_the_vocabulary(tmp_path: Path, vocab_size: int, fits: bool) -> None:
+    work = plan(lines(tmp_path / "in.jsonl"), tmp_path / "out", dtype="uint16", skip_errors=True)
+    tokenizer = NullTokenizer(vocab_size, None)
+    if fits:
+        assert preprocess(work, tokenizer)[0].dtype == "uint16"
+        return
+    with pytest.raises(
+        DataError, match=r"--dtype uint16: holds ids up to 65,535, .* up to 65,536; give int32"
+    ):
+        preprocess(work, tokenizer)
+    assert os.listdir(tmp_path) == ["in.jsonl"]
 
 
 def test_a_foreign_file_in_place_of_a_description_is_not_read(tmp_path: Path) -> None:

@@ -161,7 +161,9 @@ def test_skipping_goes_on_and_lists_what_it_left_out(tmp_path: Path, monkeypatch
     (tmp_path / "in.jsonl").write_text("\n".join(lines) + "\n")
     prefix = run(tmp_path, [str(tmp_path / "in.jsonl")], skip_errors=True)
     assert documents_of(prefix) == [[[i]] for i in range(12) if i not in bad]
-    listed = [json.loads(line) for line in (tmp_path / "out.skipped.jsonl").read_text().splitlines()]
+    listed = [
+        json.loads(line) for line in (tmp_path / "out_text_document.skipped.jsonl").read_text().splitlines()
+    ]
     assert sorted(entry["line"] - 1 for entry in listed) == sorted(bad)
     assert all(entry["file"].endswith("in.jsonl") and entry["error"] for entry in listed)
 
@@ -198,7 +200,8 @@ def test_output_order_is_input_order(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 def test_memory_in_flight_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     small_batches(monkeypatch, 1)
-    monkeypatch.setattr(module, "IN_FLIGHT_BYTES", 200)
+    # Beside which the texts themselves, 15 bytes each, are next to nothing.
+    monkeypatch.setattr(module, "IN_FLIGHT_BYTES", 20 * (module.BATCH_MEMORY + module.RECORD_MEMORY))
     reached = []
 
     class Stuck(NullTokenizer):
@@ -229,7 +232,7 @@ def test_memory_in_flight_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyP
     thread.start()
     thread.join(timeout=1)
     assert thread.is_alive()
-    assert len(read) <= 20  # 200 bytes of lines of 15
+    assert len(read) <= 20
     release.set()
     thread.join(timeout=30)
     assert not thread.is_alive()
@@ -293,7 +296,7 @@ def test_two_runs_do_not_write_one_output(tmp_path: Path) -> None:
     plan = PreprocessPlan(find_inputs([path]), str(tmp_path / "out"))
 
     def second_run(_: module.Progress) -> None:
-        with pytest.raises(DataError, match="out: another run is writing this output"):
+        with pytest.raises(DataError, match="out_text_document: another run is writing this output"):
             preprocess(plan, numbers())
 
     preprocess(plan, numbers(), second_run)

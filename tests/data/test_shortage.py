@@ -162,7 +162,7 @@ def test_a_text_for_which_there_is_no_memory(tmp_path: Path, name: str) -> None:
         r"in\.jsonl: up to record 2: out of memory: [0-9,]+ MiB more may be needed than .*; cut long texts"
     )
     assert re.search(message + ".*; the same command starts anew$", line)
-    assert not [*tmp_path.glob("out*.bin"), *tmp_path.glob("out.skipped.jsonl")]
+    assert not [*tmp_path.glob("out*.bin"), *tmp_path.glob("out_text_document.skipped.jsonl")]
 
 
 @LINUX

@@ -39,14 +39,14 @@ def test_skipped_documents_are_listed_in_their_order(tmp_path: Path) -> None:
     (tmp_path / "in.jsonl").write_text('{"text": "bad"}\n{}\n{"text": "bad"}\n{}\n')
     inputs = find_inputs([str(tmp_path / "in.jsonl")])
     preprocess(PreprocessPlan(inputs, str(tmp_path / "out"), skip_errors=True), Choosy())
-    listed = (tmp_path / "out.skipped.jsonl").read_text().splitlines()
+    listed = (tmp_path / "out_text_document.skipped.jsonl").read_text().splitlines()
     assert [json.loads(line)["line"] for line in listed] == [1, 2, 3, 4]
 
 
 def test_the_list_of_a_run_that_just_ended_is_not_cut(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first = SkippedList(str(tmp_path / "out"))
+    first = SkippedList(str(tmp_path / "out_text_document"))
     first.go_on((0, 0))
     first.add([Skip("in.jsonl", 1, "bad")])
     first.flush()
@@ -60,10 +60,10 @@ def test_the_list_of_a_run_that_just_ended_is_not_cut(
         lock(file, how)  # type: ignore[arg-type]  # as the caller of flock gave them
 
     monkeypatch.setattr(skipped_module.fcntl, "flock", while_the_first_ends)
-    second = SkippedList(str(tmp_path / "out"))
+    second = SkippedList(str(tmp_path / "out_text_document"))
     second.go_on((0, 0))
     assert len(calls) == 2
-    assert json.loads((tmp_path / "out.skipped.jsonl").read_text())["line"] == 1
+    assert json.loads((tmp_path / "out_text_document.skipped.jsonl").read_text())["line"] == 1
 
 
 def test_a_panic_of_a_tokenizer_is_an_error_of_its_document(tmp_path: Path) -> None:

@@ -6,7 +6,9 @@ import gzip
 import json
 import re
 import shutil
+from base64 import b64encode
 from collections.abc import Callable
+from importlib.metadata import version
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,7 +22,8 @@ from megalite.data.errors import DataError
 from megalite.data.inputs import find_inputs
 from megalite.data.preprocess import PreprocessPlan, preprocess
 from megalite.data.sample_corpus import EOD_TOKEN, prepare_sample, train_tokenizer
-from megalite.data.tokenizer import Tokenizer, build_tokenizer
+from megalite.data.tokenizer import Tokenizer, build_tokenizer, tiktoken
+from megalite.data.tokenizer.base import identity_of
 from megalite.data.tokenizer.huggingface import _configured_eod
 
 SAMPLE = Path(__file__).parents[2] / "examples" / "data" / "sample.jsonl"
@@ -335,6 +338,63 @@ def test_missing_or_damaged_files(tmp_path: Path) -> None:
         make()
     with pytest.raises(DataError, match="--merge-file"):
         make("GPT2BPETokenizer", vocab_file=str(tmp_path / "tokenizer.json"))
+
+
+def test_an_end_of_document_token_that_changes_ids_is_told_by_the_options(
+    trained: Path, tmp_path: Path
+) -> None:
+    def add(content: dict[str, Any]) -> None:
+        number = len(content["model"]["vocab"]) + 1
+        content["added_tokens"].append(
+            {**content["added_tokens"][0], "id": number, "content": "<end>", "special": False}
+        )
+
+    model = changed(trained, tmp_path, add)
+    options = "add_special_tokens=True allow_special_tokens=False"
+    by_itself, end, word = (make(tokenizer_model=model, eod_token=given) for given in (None, "<end>", "the"))
+    assert (by_itself.options, end.options, word.options) == (options, f"{options} eod_token=<end>", options)
+    text = ["a<end>the"]
+    assert by_itself.encode_batch(text) == word.encode_batch(text) != end.encode_batch(text)
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<end>"}))
+    assert make(tokenizer_model=model, eod_token="<end>").options == options  # as without it
+
+
+@pytest.mark.parametrize("allow", [False, True])
+def test_an_end_of_document_token_of_a_gpt2_vocabulary(trained: Path, tmp_path: Path, allow: bool) -> None:
+    model = json.loads((trained / "tokenizer.json").read_text())["model"]
+    (tmp_path / "vocab.json").write_text(json.dumps(model["vocab"]))
+    (tmp_path / "merges.txt").write_text("#version: 0.2\n")
+    files: dict[str, Any] = {name: str(tmp_path / path) for name, path in GPT2_FILES.items()}
+    by_itself, given = (
+        make("GPT2BPETokenizer", **files, eod_token=token, allow_special_tokens=allow)
+        for token in (None, "the")
+    )
+    same_ids = by_itself.encode_batch(["bathe"]) == given.encode_batch(["bathe"])
+    assert same_ids == (by_itself.options == given.options) == (not allow)
+
+
+def test_a_tiktoken_vocabulary_that_is_cut_is_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("tiktoken")
+    tokens = [*(bytes([byte]) for byte in range(256)), b"ab", b"cd"]
+    entries = [{"rank": i, "token_bytes": b64encode(token).decode()} for i, token in enumerate(tokens)]
+    (tmp_path / "vocab.json").write_text(json.dumps(entries))
+    monkeypatch.setattr(tiktoken, "JSON_VOCABULARY", 100 + 257)
+
+    def identity(vocab_size: int | None) -> str | None:
+        settings = {"tokenizer_model": str(tmp_path / "vocab.json"), "tiktoken_num_special_tokens": 100}
+        return make("TikTokenizer", vocab_size, **settings).identity
+
+    special = repr(sorted(tiktoken._json_special(100).items())).encode()
+    known = identity_of("tiktoken", [(tmp_path / "vocab.json").read_bytes(), tiktoken.V2.encode(), special])
+    assert identity(None) == identity(357) == known
+    assert len({identity(size) for size in (356, 357, 358)}) == 3
+
+
+def test_versions_of_what_encodes(trained: Path) -> None:
+    assert make(tokenizer_model=str(trained)).versions == [f"tokenizers {version('tokenizers')}"]
+    assert make("NullTokenizer", 9).versions == []
 
 
 def test_null_tokenizer() -> None:

@@ -167,7 +167,7 @@ def test_killed_process_resumes_to_the_same_bytes(tmp_path: Path) -> None:
         tool("preprocess_data")(["--input", source, "--output-prefix", str(tmp_path / "whole"), *flags]) == 0
     )
     process = start_preprocess(tmp_path, source)
-    while process.poll() is None and not (tmp_path / "out.progress.json").exists():
+    while process.poll() is None and not (tmp_path / "out_text_document.progress.json").exists():
         time.sleep(0.005)
     process.send_signal(signal.SIGKILL)
     process.communicate()

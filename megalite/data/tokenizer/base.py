@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
+from importlib.metadata import PackageNotFoundError, version
 
 import numpy as np
 
@@ -34,6 +35,13 @@ class Tokenizer(ABC):
     """Bound on the bytes of memory that encoding takes for each byte of UTF-8, see docs/data_benchmark.md."""
     longer_texts: str = "cut long texts"
     """What to do where they need too many."""
+    packages: tuple[str, ...] = ()
+    """Whose code encodes."""
+
+    @property
+    def versions(self) -> list[str]:
+        """Of `packages`: another one may give other ids."""
+        return [f"{name} {_version(name)}" for name in self.packages]
 
     def check_encodes(self) -> None:  # noqa: B027 - most have nothing to check
         """Raises DataError for a tokenizer that loses text, though it may decode what others have made."""
@@ -105,6 +113,13 @@ class Tokenizer(ABC):
             if ids.count(self.eod) > nothing.count(self.eod):
                 return True
         return False
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:  # put somewhere by hand
+        return "unknown"
 
 
 def _long_sizes(texts: Sequence[str]) -> list[int]:

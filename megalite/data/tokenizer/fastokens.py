@@ -13,6 +13,7 @@ from megalite.data.tokenizer.engine import Engine, library_of, refusing_tokenize
 class FastokensEngine(Engine):
     """Version 0.3.5 gave the ids of tokenizers 0.23 for every text that was tried: docs/data_benchmark.md."""
 
+    packages = ("fastokens", "tokenizers")
     memory_per_byte = 50  # of spaces; 8 of English, 13 of Chinese
 
     def __init__(self, reference: Tokenizer) -> None:

@@ -4,7 +4,7 @@ merges.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -37,6 +37,7 @@ class HuggingFaceTokenizer(Tokenizer):
     switched off.
     """
 
+    packages = ("tokenizers",)
     memory_per_byte = 256  # with tokenizers 0.23: 124 of English, 194 of Chinese, 233 of random letters
     longer_texts = "cut long texts, or use --engine fastokens"
 
@@ -48,8 +49,11 @@ class HuggingFaceTokenizer(Tokenizer):
         add_special_tokens: bool,
         allow_special_tokens: bool,
         eod_given_by: str = "--eod-token",
+        more_options: str = "",
     ) -> None:
-        """Raises DataError for a vocabulary in which ids mean two things."""
+        """`more_options`: as from `_option_of_eod`. Raises DataError for a vocabulary in which ids mean two
+        things.
+        """
         from tokenizers import AddedToken
 
         vocabulary = library.get_vocab(with_added_tokens=True)
@@ -65,6 +69,7 @@ class HuggingFaceTokenizer(Tokenizer):
         self.library = library
         self.identity = identity
         self.options = f"add_special_tokens={add_special_tokens} allow_special_tokens={allow_special_tokens}"
+        self.options += more_options
         self.vocab_size = max(vocabulary.values(), default=-1) + 1
         self.eod_token = eod_token
         self._eod_given_by = eod_given_by
@@ -147,18 +152,20 @@ def load_tokenizer_json(
         library = Library.from_buffer(content)
         # With other spaces, or another order of its keys, it is the same tokenizer.
         canonical = orjson.dumps(orjson.loads(content), option=orjson.OPT_SORT_KEYS)
-    given_by = "--eod-token"
-    if not eod_token and (eod_token := _configured_eod(path.parent)) is not None:
-        given_by = f"{path.parent / CONFIG}: eos_token"
+    configured = _configured_eod(path.parent)
+    given_by = f"{path.parent / CONFIG}: eos_token" if configured and not eod_token else "--eod-token"
+    own_eod = configured or _usual_eod(library)
+    plain = {token.content for token in library.get_added_tokens_decoder().values() if not token.special}
     identity = identity_of("tokenizer.json", [canonical])
     with library_errors(str(path)):
         return HuggingFaceTokenizer(
             library,
             identity,
-            eod_token or _usual_eod(library),
+            eod_token or own_eod,
             add_special_tokens,
             allow_special_tokens,
             given_by,
+            _option_of_eod(eod_token or own_eod, own_eod, plain),
         )
 
 
@@ -179,12 +186,24 @@ def load_gpt2_bpe(
         library = Library(BPE.from_file(vocab_file, merge_file))
     library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     library.decoder = decoders.ByteLevel()
-    eod_token = eod_token or _usual_eod(library)
+    own_eod = _usual_eod(library)
+    eod_token = eod_token or own_eod
+    option = _option_of_eod(eod_token, own_eod, library.get_vocab() if allow_special_tokens else ())
     if eod_token is not None and library.token_to_id(eod_token) is not None:
         library.add_special_tokens([AddedToken(eod_token, special=True, normalized=False)])
     identity = identity_of("gpt2-bpe", [Path(vocab_file).read_bytes(), Path(merge_file).read_bytes()])
     with library_errors(f"--vocab-file {vocab_file}"):
-        return HuggingFaceTokenizer(library, identity, eod_token, False, allow_special_tokens)
+        return HuggingFaceTokenizer(
+            library, identity, eod_token, False, allow_special_tokens, more_options=option
+        )
+
+
+def _option_of_eod(eod_token: str | None, own: str | None, made_special: Container[str | None]) -> str:
+    """What `options` say of an end-of-document token that is not the files' `own`: nothing unless text that
+    spells one of the two becomes other ids, as what is `made_special` does.
+    """
+    differs = eod_token != own and (eod_token in made_special or own in made_special)
+    return f" eod_token={eod_token}" if differs else ""
 
 
 def _configured_eod(folder: Path) -> str | None:

@@ -12,6 +12,7 @@ from megalite.data.tokenizer.base import Tokenizer, identity_of, library_errors
 class SentencePieceTokenizer(Tokenizer):
     """A `.model` file; pieces that are control symbols, such as `</s>`, are never made from text."""
 
+    packages = ("sentencepiece",)
     memory_per_byte = 64  # of one letter repeated 56, with the BPE of sentencepiece 0.2.3
 
     def __init__(self, model: str, eod_token: str | None, allow_special_tokens: bool) -> None:

@@ -47,6 +47,7 @@ DEFAULT_SPECIAL_TOKENS = 1000
 class TikTokenizer(Tokenizer):
     """A vocabulary file encoded by tiktoken."""
 
+    packages = ("tiktoken",)
     memory_per_byte = 40  # of Chinese 37
 
     def __init__(
@@ -67,12 +68,13 @@ class TikTokenizer(Tokenizer):
             raise DataError("TikTokenizer needs the package tiktoken: pip install tiktoken") from None
         if not Path(model).is_file():
             raise DataError(f"--tokenizer-model {model}: expected a tiktoken rank file or JSON vocabulary")
-        content = Path(model).read_bytes()
+        content, cut = Path(model).read_bytes(), False
         try:
             if model.endswith(".json"):
                 size = vocab_size or JSON_VOCABULARY
                 split, special = (V1 if pattern == "v1" else V2), _json_special(special_tokens)
-                ranks = _json_ranks(content, size - special_tokens, special_tokens)
+                ranks, entries = _json_ranks(content, size - special_tokens, special_tokens)
+                cut = size - special_tokens != min(entries, JSON_VOCABULARY - special_tokens)
                 eod_token = eod_token or "</s>"
             else:
                 ranks = _rank_file(content)
@@ -86,9 +88,9 @@ class TikTokenizer(Tokenizer):
             self._library = tiktoken.Encoding(
                 Path(model).name, pat_str=split, mergeable_ranks=ranks, special_tokens=special
             )
-        self.identity = identity_of(
-            "tiktoken", [content, split.encode(), repr(sorted(special.items())).encode()]
-        )
+        parts = [content, split.encode(), repr(sorted(special.items())).encode()]
+        parts += [str(len(ranks)).encode()] if cut else []  # not those that the file alone would give
+        self.identity = identity_of("tiktoken", parts)
         self.options = f"allow_special_tokens={allow_special_tokens}"
         self.vocab_size = int(self._library.n_vocab)
         self.eod_token = eod_token
@@ -130,17 +132,18 @@ def _by_size(ranks: int) -> tuple[str, dict[str, int]]:
     return RANK_FILES[ranks]
 
 
-def _json_ranks(content: bytes, size: int, first: int) -> dict[bytes, int]:
-    """The `size` first tokens, with ids from `first` on."""
+def _json_ranks(content: bytes, size: int, first: int) -> tuple[dict[bytes, int], int]:
+    """The `size` first tokens, with ids from `first` on, and how many the file has."""
     entries = orjson.loads(content)
     if size < 1:
         raise ValueError(f"--vocab-size {size + first}: no more than --tiktoken-num-special-tokens {first}")
     if len(entries) < size:
         raise ValueError(f"{len(entries)} tokens, but {size} are wanted; give a smaller --vocab-size")
-    return {
+    ranks = {
         base64.b64decode(entry["token_bytes"], validate=True): entry["rank"] + first
         for entry in entries[:size]
     }
+    return ranks, len(entries)
 
 
 def _json_special(count: int) -> dict[str, int]:
