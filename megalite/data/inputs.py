@@ -17,6 +17,14 @@ from megalite.listing import listing
 
 STDIN = "-"
 COMPRESSED = (".gz", ".zst", ".zstd")
+NOT_READ = {  # with what writes their content to a pipe
+    ".bz2": "bzip2 -dc",
+    ".lz4": "lz4 -dc",
+    ".xz": "xz -dc",
+    ".tar": "tar -xOf",
+    ".tgz": "tar -xOf",
+    ".zip": "unzip -p",
+}
 PRODUCT = re.compile(  # what stands behind the output's prefix in the names of files that a run makes
     r"(_part\d{5,}of\d{5,})?_.*_document\.(bin|idx|boundaries|json|skipped\.jsonl|progress\.json)(\.partial)?",
     re.DOTALL,
@@ -36,6 +44,11 @@ class Part(NamedTuple):
 def printable(path: str) -> str:
     """`path`, with bytes of it that are no UTF-8 as escapes."""
     return os.fsencode(path).decode("utf-8", errors="backslashreplace")
+
+
+def is_compressed(path: str) -> bool:
+    """Whether `path` is decompressed while it is read, by its name."""
+    return path.lower().endswith(COMPRESSED)
 
 
 def read_once(path: str) -> bool:
@@ -64,13 +77,7 @@ def find_inputs(
         warn(f"left out, as output of this command: {_listed(products)}")
         left_out = set(products)
         files = [path for path in files if path not in left_out]
-    parts = []
-    for path in files:
-        name = path
-        while name.endswith(COMPRESSED):
-            name = name.rsplit(".", 1)[0]
-        by_name = text_format if name.endswith(".txt") else "parquet" if name.endswith(".parquet") else "json"
-        parts.append(Part(path, forced or by_name))
+    parts = [Part(path, forced or _format(path, text_format)) for path in files]
     once = [part.path for part in parts if read_once(part.path)]
     if twice := [path for path in once if once.count(path) > 1]:
         what = "standard input" if twice[0] == STDIN else "a pipe"
@@ -80,6 +87,19 @@ def find_inputs(
     if told := repeats([part.path for part in parts]):
         warn(told)
     return parts
+
+
+def _format(path: str, text_format: str) -> str:
+    """That of the file, by its name. Raises DataError for one that is not read."""
+    name = path.lower()
+    while name.endswith(COMPRESSED):
+        name = name.rsplit(".", 1)[0]
+    if unread := [end for end in NOT_READ if name.endswith(end)]:
+        raise DataError(
+            f"--input {path}: {unread[0]} is not read; recompress with zstd or gzip, or pipe it: "
+            f"{NOT_READ[unread[0]]} {path} | preprocess_data.py --input -"
+        )
+    return text_format if name.endswith(".txt") else "parquet" if name.endswith(".parquet") else "json"
 
 
 def _products(files: Sequence[str], output_prefix: str) -> list[str]:
@@ -173,7 +193,7 @@ def repeats(paths: Sequence[str]) -> str | None:
             first.setdefault(place, path)
     given = {*paths}
     for path in paths:
-        unpacked = next((path[: -len(end)] for end in COMPRESSED if path.endswith(end)), None)
+        unpacked = next((path[: -len(end)] for end in COMPRESSED if path.lower().endswith(end)), None)
         if unpacked in given:
             again.append(f"{path} (compressed what {unpacked} is, by its name)")
     if not again:

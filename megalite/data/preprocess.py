@@ -120,12 +120,13 @@ class _Batch:
 
     def refuse(self, number: int, error: DataError, skip: bool) -> None:
         """Record `number` cannot be used: raise DataError that says so, or note it."""
-        line = line_number(self.part, number)
+        line, behind = line_number(self.part, number)
         path = printable(self.part.path)
-        message = f"{path}:{line}: {error}"
+        place = f"{path}: line {line} behind byte {behind}" if behind else f"{path}:{line}"
+        message = f"{place}: {error}"
         if not skip:
             raise DataError(message) from None
-        self.skipped.append(Skip(path, line, message))
+        self.skipped.append(Skip(path, line, message, behind))
 
 
 def preprocess(

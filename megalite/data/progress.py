@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from megalite.data.inputs import COMPRESSED, Part, read_once
+from megalite.data.inputs import Part, is_compressed, read_once
 from megalite.data.preprocess import Progress
 
 if TYPE_CHECKING:
@@ -120,7 +120,7 @@ class ProgressDisplay:
         second.
         """
         unknown = any(
-            read_once(part.path) or part.path.endswith(COMPRESSED) or part.format == "parquet"
+            read_once(part.path) or is_compressed(part.path) or part.format == "parquet"
             for part in inputs
         )
         self._total = None if unknown else sum(_bytes(part) for part in inputs)

@@ -14,15 +14,16 @@ from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import Any, BinaryIO, NamedTuple
 
-from megalite.data.documents import missing_key
 from megalite.data.errors import DataError
-from megalite.data.inputs import COMPRESSED, STDIN, Part
+from megalite.data.inputs import STDIN, Part, is_compressed
+from megalite.data.parquet_rows import closing, read_rows
 from megalite.data.zstd_stream import ZstdStream
+from megalite.standard_streams import WaitingInput
 
 READ_BYTES = 1 << 20
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"  # in front of files of Windows
 LONGEST_RECORD = 1 << 30  # bytes; a decompression bomb, or a file that is no text, is one endless line
-PARQUET_ROWS = 256  # at once, or fewer of large ones; of 1 MiB each where a dictionary repeats them
+COUNTED_BYTES = 1 << 30  # before a part, whose lines are counted to tell which line of the file is bad
 
 
 class Records(NamedTuple):
@@ -59,13 +60,13 @@ def read_records(
     and for a record of more than LONGEST_RECORD.
     """
     if part.format == "parquet":
-        yield from _grouped(_read_rows(part.path, keys, skip), most_bytes, most_records, skip)
+        yield from _grouped(_rows(part.path, keys, skip), most_bytes, most_records, skip)
         return
     opened, failures = _open(part.path)
     told: tuple[type[Exception], ...] = (*failures, _TooLong)
     number = skip
     try:
-        with opened as stream:
+        with closing(opened) as stream:
             if part.format == "json":
                 groups = _lines(stream, part, most_bytes, most_records, skip, offset)
             else:
@@ -104,23 +105,31 @@ def _grouped(
         yield Records(number + len(contents), offset, size, contents)
 
 
-def line_number(part: Part, number: int) -> int:
-    """Line in the file of the record `number` of `part`; reads what stands before the part, once."""
-    return number if part.start == 0 else number + _lines_before(part.path, part.start)
+def line_number(part: Part, number: int) -> tuple[int, int]:
+    """Line of the record `number` of `part`, and behind which byte of the file it is counted: 0, or where
+    `part` begins when more than COUNTED_BYTES stand before it; fewer are read, once.
+    """
+    if part.start == 0:
+        return number, 0
+    before, behind = _lines_before(part.path, part.start)
+    return before + number, behind
 
 
 @functools.lru_cache(maxsize=16)
-def _lines_before(path: str, start: int) -> int:
+def _lines_before(path: str, start: int) -> tuple[int, int]:
+    """How many lines begin before byte `start`, and behind which byte they are counted."""
     before = 0
     with open(path, "rb") as file:
         first = _first_line_start(file, start)
+        if first > COUNTED_BYTES:
+            return 0, first
         file.seek(0)
         left = first
         while left > 0:
             chunk = file.read(min(left, READ_BYTES))
             before += chunk.count(b"\n")
             left -= len(chunk)
-    return before
+    return before, 0
 
 
 def _lines(
@@ -129,7 +138,7 @@ def _lines(
     number, position = 0, 0
     if part.start > 0:
         position = _first_line_start(stream, part.start)
-    if skip > 0 and not part.path.endswith(COMPRESSED):  # go on where the skipped lines end
+    if skip > 0 and not is_compressed(part.path):  # go on where the skipped lines end
         number, position = skip, offset
         stream.seek(offset)
     for content in islice(_all_lines(stream), skip - number):
@@ -187,9 +196,12 @@ class _TooLong(DataError):
 
 
 def _whole(stream: BinaryIO) -> Iterator[_Record]:
-    content = stream.read(LONGEST_RECORD + 1)
-    if len(content) > LONGEST_RECORD:
-        raise _TooLong("text")
+    whole = io.BytesIO()
+    while piece := stream.read(READ_BYTES):
+        whole.write(piece)
+        if whole.tell() > LONGEST_RECORD:
+            raise _TooLong("text")
+    content = whole.getvalue()
     yield _Record(len(content), len(content), content)
 
 
@@ -217,96 +229,26 @@ def _paragraph(position: int, lines: list[bytes]) -> _Record:
     return _Record(position, len(content), content)
 
 
-def _read_rows(path: str, keys: Sequence[str], skip: int) -> Iterator[_Record]:
-    """The rows behind the first `skip`."""
-    try:
-        import pyarrow
-        import pyarrow.parquet
-    except ImportError:
-        raise DataError(f"{path}: reading .parquet needs the package pyarrow: pip install pyarrow") from None
-    number = 0
-    try:
-        with pyarrow.parquet.ParquetFile(
-            path, buffer_size=READ_BYTES, page_checksum_verification=True
-        ) as file:
-            known = file.schema_arrow.names
-            paths = [file.schema.column(i).path for i in range(len(file.schema))]
-            absent = [missing_key(key, known) for key in keys if not {key, _outer(key)}.intersection(known)]
-            columns = sorted({key if _leads_to(key, paths) else _outer(key) for key in keys})
-            if double := [key for key in columns if known.count(key if key in known else _outer(key)) > 1]:
-                raise DataError(f"{path}: has several columns {double[0]!r}, of which one only would be read")
-            for group in range(file.num_row_groups):
-                rows = _rows_at_once(file.metadata.row_group(group), columns)
-                for batch in file.iter_batches(rows, [group], columns):
-                    if number + batch.num_rows <= skip:
-                        number += batch.num_rows
-                        continue
-                    for row, size in _sized_rows(batch):
-                        number += 1
-                        if number > skip:
-                            yield _Record(number, size, absent[0] if absent else row)
-    except (OSError, UnicodeDecodeError, pyarrow.ArrowException) as error:  # also of a column's name
-        raise DataError(f"{path}: after row {number}: cannot be read: {error}") from None
-
-
-def _outer(key: str) -> str:
-    return key.split(".")[0]
-
-
-def _leads_to(key: str, paths: Sequence[str]) -> bool:
-    """Whether one of these columns is `key` or a part of it."""
-    return any(f"{path}.".startswith(f"{key}.") for path in paths)
-
-
-def _rows_at_once(group: Any, columns: Sequence[str]) -> int:
-    """How many rows of a row group with this metadata have some READ_BYTES in `columns`."""
-    chunks = [group.column(i) for i in range(group.num_columns)]
-    size = sum(
-        chunk.total_uncompressed_size
-        for chunk in chunks
-        if any(_leads_to(name, [chunk.path_in_schema]) for name in columns)
-    )
-    return max(1, min(PARQUET_ROWS, READ_BYTES * group.num_rows // max(size, 1)))
-
-
-def _sized_rows(batch: Any) -> Iterator[tuple[Any, int]]:
-    """The rows of a RecordBatch with the size of each; READ_BYTES are made at once, or one row."""
-    step = max(1, READ_BYTES * batch.num_rows // max(batch.nbytes, 1))
-    for first in range(0, batch.num_rows, step):
-        part = batch.slice(first, step)
-        size = part.nbytes // part.num_rows
-        yield from ((row, size) for row in _rows(part))
-
-
-def _rows(batch: Any) -> list[Any]:
-    """The rows of a RecordBatch as dicts; a DataError where one holds what Python has no value for, as text
-    that is none.
-    """
-    try:
-        return list(batch.to_pylist())
-    except (ValueError, OverflowError) as error:
-        if batch.num_rows == 1 and isinstance(error, UnicodeDecodeError):
-            return [DataError(f"not valid UTF-8: {error.reason} at byte {error.start}")]
-        if batch.num_rows == 1:
-            return [DataError(f"cannot be read: {error}")]
-        return [row for i in range(batch.num_rows) for row in _rows(batch.slice(i, 1))]
+def _rows(path: str, keys: Sequence[str], skip: int) -> Iterator[_Record]:
+    for number, (row, size) in enumerate(read_rows(path, keys, skip), skip + 1):
+        yield _Record(number, size, row)
 
 
 def _open(path: str) -> tuple[BinaryIO, tuple[type[Exception], ...]]:
     """The uncompressed bytes of `path`, and the exceptions that reading them may raise."""
-    if path.endswith(COMPRESSED) and os.path.isfile(path) and os.path.getsize(path) == 0:
+    if is_compressed(path) and os.path.isfile(path) and os.path.getsize(path) == 0:
         raise DataError(f"{path}: an empty file, which is no compressed one: was it copied whole?")
     try:
         if path == STDIN:
             if sys.stdin is None:
                 raise DataError("--input -: standard input is closed")
-            return sys.stdin.buffer, (OSError,)
-        if path.endswith(".gz"):
+            return io.BufferedReader(WaitingInput(sys.stdin.fileno()), READ_BYTES), (OSError,)
+        if path.lower().endswith(".gz"):
             return io.BufferedReader(gzip.GzipFile(path, "rb"), READ_BYTES), (OSError, EOFError, zlib.error)
         file = open(path, "rb", buffering=READ_BYTES)  # noqa: SIM115 - closed by the reader
     except OSError as error:
         raise DataError(f"{path}: cannot be opened: {error.strerror or error}") from None
-    if not path.endswith((".zst", ".zstd")):
+    if not path.lower().endswith((".zst", ".zstd")):
         return file, (OSError,)
     try:
         import zstandard

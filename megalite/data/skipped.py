@@ -21,6 +21,8 @@ class Skip(NamedTuple):
     file: str
     line: int
     error: str
+    behind_byte: int = 0
+    """Of the file, behind which `line` is counted; listed where it is not 0."""
 
 
 class SkippedList:
@@ -72,7 +74,10 @@ class SkippedList:
     def add(self, skips: Iterable[Skip]) -> None:
         with writing(self._partial):
             for skip in skips:
-                self._file.write(orjson.dumps(skip._asdict()) + b"\n")
+                listed = {"file": skip.file, "line": skip.line, "error": skip.error}
+                if skip.behind_byte:
+                    listed["behind_byte"] = skip.behind_byte
+                self._file.write(orjson.dumps(listed) + b"\n")
                 self.count += 1
 
     def flush(self) -> tuple[int, int]:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import zstandard
 
 from megalite.data.errors import DataError
 from megalite.data.indexed_dataset import open_dataset
@@ -81,9 +82,24 @@ def test_parquet(tmp_path: Path) -> None:
 
 
 def test_standard_input(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    stream = io.TextIOWrapper(io.BytesIO(b'{"text": "a"}\n{"text": "b"}\n'))
-    monkeypatch.setattr(sys, "stdin", stream)
-    assert texts_of(tmp_path, "-") == ["a", "b"]
+    (tmp_path / "in").write_bytes(b'{"text": "a"}\n{"text": "b"}\n')
+    with (tmp_path / "in").open() as stream:
+        monkeypatch.setattr(sys, "stdin", stream)
+        assert texts_of(tmp_path, "-") == ["a", "b"]
+
+
+@pytest.mark.parametrize("name", ["IN.JSONL", "IN.JSONL.GZ", "IN.ZST", "IN.TXT", "IN.TXT.GZ", "IN.PARQUET"])
+def test_names_in_capitals(tmp_path: Path, name: str) -> None:
+    content = b"a" if ".TXT" in name else b'{"text": "a"}\n'
+    if name.endswith("PARQUET"):
+        import pyarrow.parquet
+
+        buffer = io.BytesIO()
+        pyarrow.parquet.write_table(pyarrow.table({"text": ["a"]}), buffer)
+        content = buffer.getvalue()
+    compress = {"GZ": gzip.compress, "ZST": zstandard.compress}.get(name.rsplit(".", 1)[1], bytes)
+    (tmp_path / name).write_bytes(compress(content))
+    assert texts_of(tmp_path, tmp_path / name) == ["a"]
 
 
 def test_bytes() -> None:

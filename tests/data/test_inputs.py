@@ -78,6 +78,17 @@ def test_a_file_beside_its_compressed_copy_is_told(tmp_path: Path, suffix: str) 
     ]
 
 
+@pytest.mark.parametrize("name", ["a.jsonl.xz", "a.BZ2", "a.lz4", "a.tar", "a.tgz", "a.tar.gz", "a.zip"])
+def test_a_compression_that_is_not_read(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).touch()
+    for given in (tmp_path / name, tmp_path / "a.*", tmp_path):
+        with pytest.raises(
+            DataError, match=rf"{name}: \.\w+ is not read; recompress .*: \w+ -\w+ .*{name} \|"
+        ):
+            find_inputs([str(given)])
+    assert find_inputs([str(tmp_path)], forced="json") == [Part(str(tmp_path / name), "json")]
+
+
 def test_an_input_that_grows_while_it_is_cut_into_shares(tmp_path: Path) -> None:
     path = lines(tmp_path / "in.jsonl")
     whole = find_inputs([path])

@@ -1,25 +1,26 @@
-"""How records are read from files: lines, compressed files, rows of Parquet, and how much at once."""
+"""How records are read: lines, compressed files, standard input, and how much at once."""
 
 from __future__ import annotations
 
-import datetime
+import errno
 import gzip
+import io
+import os
+import sys
+import threading
 import tracemalloc
-from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
 import pytest
 import zstandard
 
-from megalite.data import records
+from megalite.data import parquet_rows, records
 from megalite.data.documents import parse_document
 from megalite.data.errors import DataError
-from megalite.data.indexed_dataset import open_dataset
-from megalite.data.inputs import Part, find_inputs
+from megalite.data.inputs import Part
 from megalite.data.records import line_number, read_records
 from megalite.data.zstd_stream import ZstdStream
-from tests.data.corpora import lines, run
+from tests.data.corpora import lines
 
 
 @pytest.mark.parametrize(
@@ -50,9 +51,66 @@ def test_a_record_without_end(
 
 def test_the_lines_before_a_part_are_counted_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     part = Part(lines(tmp_path / "in.jsonl", [str(i) for i in range(100)]), "json", start=400)
-    first = line_number(part, 1)
+    first, _ = line_number(part, 1)
     monkeypatch.setattr(records, "_first_line_start", None)  # reading again would call it
-    assert line_number(part, 5) == first + 4
+    assert line_number(part, 5) == (first + 4, 0)
+
+
+@pytest.mark.parametrize("kind", ["json", "text", "paragraphs"])
+def test_a_moment_without_data_is_not_the_end_of_standard_input(
+    monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """Where who shares it made it non-blocking."""
+    end, other = os.pipe()
+    os.set_blocking(end, False)
+    with open(end) as stream, open(other, "wb", buffering=0) as writer:
+        monkeypatch.setattr(sys, "stdin", stream)
+
+        def write_the_rest() -> None:
+            with writer:
+                writer.write(b"b\n")
+
+        writer.write(b"a\n")
+        later = threading.Timer(0.1, write_the_rest)
+        later.start()
+        found = [content for each in read_records(Part("-", kind), []) for content in each.contents]
+        later.join()
+    assert b"".join(found).split() == [b"a", b"b"]
+
+
+@pytest.mark.parametrize("name", ["in.jsonl", "in.jsonl.zst", "in.parquet"])
+def test_an_input_that_cannot_be_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """As on a file system that has gone: a second error, behind that which ends the run."""
+    import pyarrow.parquet
+
+    class Gone(io.FileIO):
+        def close(self) -> None:
+            super().close()
+            raise OSError(errno.EIO, "gone")
+
+    def opened(path: str, *_: object, **__: object) -> io.BufferedReader:
+        return io.BufferedReader(Gone(path))
+
+    content = b"{}\n{}\n"
+    (tmp_path / name).write_bytes(zstandard.compress(content) if name.endswith("zst") else content)
+    if name.endswith("parquet"):
+        pyarrow.parquet.write_table(pyarrow.table({"text": ["a", "b"]}), tmp_path / name)
+    for module in (records, parquet_rows):
+        monkeypatch.setattr(module, "open", opened, raising=False)
+    kind = "parquet" if name.endswith("parquet") else "json"
+    reader = read_records(Part(str(tmp_path / name), kind), ["text"], most_records=1)
+    assert next(reader).number == 1
+    reader.close()  # type: ignore[attr-defined]  # it is a generator
+
+
+def test_a_text_takes_the_memory_that_it_has(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("text")
+    tracemalloc.start()
+    (found,) = read_records(Part(str(tmp_path / "a.txt"), "text"), ["text"])
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert found.contents == [b"text"]
+    assert peak < 8 * records.READ_BYTES
 
 
 @pytest.mark.parametrize("suffix", ["gz", "zst"])
@@ -77,91 +135,6 @@ def test_a_frame_that_unpacks_to_much_is_read_in_pieces(tmp_path: Path) -> None:
     stream.close()
     assert found == size
     assert peak < size  # in pieces of 32 KiB, all of it at once
-
-
-def test_large_rows_of_parquet_come_a_few_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import pyarrow
-    import pyarrow.parquet
-
-    rows = [{"text": str(i) * 200_000, "n": i} for i in range(10)]
-    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "a.parquet", use_dictionary=False)
-    at_once = []
-    convert = records._rows
-
-    def counted(batch: pyarrow.RecordBatch) -> list[object]:
-        at_once.append(batch.num_rows)
-        return convert(batch)
-
-    monkeypatch.setattr(records, "_rows", counted)
-    found = list(read_records(Part(str(tmp_path / "a.parquet"), "parquet"), ["text"]))
-    assert [row["text"] for group in found for row in group.contents] == [row["text"] for row in rows]
-    assert at_once == [5, 5]  # of 200 KB each to 1 MiB
-    mixed = pyarrow.table({"text": ["a"] * 300 + ["b" * 400_000] * 4})
-    pyarrow.parquet.write_table(mixed, tmp_path / "a.parquet", use_dictionary=False)
-    found = list(read_records(Part(str(tmp_path / "a.parquet"), "parquet"), ["text"]))
-    assert [row["text"] for group in found for row in group.contents] == mixed["text"].to_pylist()
-    assert max(group.size for group in found) < 2_000_000
-
-
-def test_a_column_whose_name_is_no_utf8(tmp_path: Path) -> None:
-    import pyarrow.parquet
-
-    pyarrow.parquet.write_table(pyarrow.table({"text": ["a"], "name": [1]}), tmp_path / "in.parquet")
-    content = (tmp_path / "in.parquet").read_bytes()
-    (tmp_path / "in.parquet").write_bytes(content.replace(b"name", b"n\xe4me"))
-    with pytest.raises(DataError, match=r"in\.parquet: after row 0: cannot be read: 'utf-8' codec"):
-        list(read_records(Part(str(tmp_path / "in.parquet"), "parquet"), ["text"]))
-
-
-def test_a_row_that_python_has_no_value_for(tmp_path: Path) -> None:
-    import pyarrow
-    import pyarrow.parquet
-
-    when = pyarrow.array([0, 1 << 62], pyarrow.timestamp("us"))  # the second is behind the year 9999
-    assert when[0].as_py() == datetime.datetime(1970, 1, 1)
-    meta = pyarrow.StructArray.from_arrays([pyarrow.array(["a", "b"]), when], ["note", "when"])
-    pyarrow.parquet.write_table(pyarrow.table({"meta": meta}), tmp_path / "a.parquet")
-    (found,) = read_records(Part(str(tmp_path / "a.parquet"), "parquet"), ["meta"])
-    first, second = found.contents
-    assert first["meta"]["note"] == "a"
-    assert str(second).startswith("cannot be read: ")
-
-
-def test_text_of_a_column_that_is_none(tmp_path: Path) -> None:
-    import pyarrow
-    import pyarrow.parquet
-
-    offsets, values = np.array([0, 1, 3, 4], dtype=np.int32), b"a\xff\xfeb"
-    buffers = [None, pyarrow.py_buffer(offsets.tobytes()), pyarrow.py_buffer(values)]
-    column = pyarrow.Array.from_buffers(pyarrow.string(), 3, buffers)
-    pyarrow.parquet.write_table(pyarrow.table({"text": column}), tmp_path / "in.parquet")
-    inputs = find_inputs([str(tmp_path / "in.parquet")])
-    with pytest.raises(DataError, match=r"in\.parquet:2: not valid UTF-8"):
-        run(inputs, tmp_path / "stop")
-    run(inputs, tmp_path / "skip", skip_errors=True)
-    dataset = open_dataset(str(tmp_path / "skip_text_document"))
-    assert dataset.stream().tolist() == list(b"ab")
-    pyarrow.parquet.write_table(pyarrow.table({"text": [b"x"]}), tmp_path / "in.parquet")
-    with pytest.raises(DataError, match="found a value of type bytes"):
-        run(inputs, tmp_path / "bytes")
-    assert [record.number for record in read_records(inputs[0], ["text"])] == [1]
-
-
-@pytest.mark.parametrize(
-    ("columns", "message"),
-    [
-        (["body", "id"], r"in\.parquet:1: no key 'text'; the keys are 'body', 'id'"),
-        (["text", "text"], r"in\.parquet: has several columns 'text', of which one only would be read"),
-    ],
-)
-def test_columns_that_do_not_fit(tmp_path: Path, columns: Sequence[str], message: str) -> None:
-    import pyarrow
-    import pyarrow.parquet
-
-    table = pyarrow.Table.from_arrays([pyarrow.array(["a"])] * 2, names=columns)
-    pyarrow.parquet.write_table(table, tmp_path / "in.parquet")
-    with pytest.raises(DataError, match=message):
-        run(find_inputs([str(tmp_path / "in.parquet")]), tmp_path / "out")
 
 
 def test_messages_are_short_and_printable() -> None:

@@ -10,16 +10,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from megalite.data import records
 from megalite.data import skipped as skipped_module
 from megalite.data.errors import DataError
 from megalite.data.indexed_dataset import open_dataset
-from megalite.data.inputs import find_inputs
+from megalite.data.inputs import find_inputs, take_partition
 from megalite.data.preprocess import BATCH_DOCUMENTS, PreprocessPlan, _read_batches, preprocess
 from megalite.data.resume import Place, RunState
 from megalite.data.shortage import Room
 from megalite.data.skipped import Skip, SkippedList
 from megalite.data.tokenizer.byte_level import ByteLevelTokenizer
-from tests.data.corpora import every_batch_is_kept, lines, plan, published
+from tests.data.corpora import every_batch_is_kept, lines, plan, published, run
 
 
 def test_skipped_records_fill_a_batch(tmp_path: Path) -> None:
@@ -41,6 +42,24 @@ def test_skipped_documents_are_listed_in_their_order(tmp_path: Path) -> None:
     preprocess(PreprocessPlan(inputs, str(tmp_path / "out"), skip_errors=True), Choosy())
     listed = (tmp_path / "out_text_document.skipped.jsonl").read_text().splitlines()
     assert [json.loads(line)["line"] for line in listed] == [1, 2, 3, 4]
+
+
+def test_far_behind_the_start_of_a_file_lines_are_counted_from_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(records, "COUNTED_BYTES", 21)
+    path = tmp_path / "in.jsonl"
+    path.write_text('{"text": "a"}\nbroken\n' * 10)
+    whole = find_inputs([str(path)])
+    for share, behind in ((1, 0), (5, 105)):
+        inputs = take_partition(whole, share, 10)
+        where = f"{path}: line 2 behind byte 105" if behind else f"{path}:4"
+        with pytest.raises(DataError, match=f"{where}: not valid JSON"):
+            run(inputs, tmp_path / f"stop{share}")
+        run(inputs, tmp_path / "skip", skip_errors=True)
+        (listed,) = map(json.loads, (tmp_path / "skip.skipped.jsonl").read_text().splitlines())
+        assert listed.get("behind_byte", 0) == behind
+        assert path.read_bytes()[behind:].splitlines()[listed["line"] - 1] == b"broken"
 
 
 def test_the_list_of_a_run_that_just_ended_is_not_cut(
