@@ -57,7 +57,7 @@ def test_far_behind_the_start_of_a_file_lines_are_counted_from_there(
         with pytest.raises(DataError, match=f"{where}: not valid JSON"):
             run(inputs, tmp_path / f"stop{share}")
         run(inputs, tmp_path / "skip", skip_errors=True)
-        (listed,) = map(json.loads, (tmp_path / "skip.skipped.jsonl").read_text().splitlines())
+        (listed,) = map(json.loads, (tmp_path / "skip_text_document.skipped.jsonl").read_text().splitlines())
         assert listed.get("behind_byte", 0) == behind
         assert path.read_bytes()[behind:].splitlines()[listed["line"] - 1] == b"broken"
 
