@@ -128,7 +128,7 @@ def test_a_column_beside_an_encrypted_one(tmp_path: Path) -> None:
     import pyarrow.parquet
     from pyarrow.parquet import encryption
 
-    class Keys(encryption.KmsClient):  # type: ignore[misc]  # which has no types
+    class Keys(encryption.KmsClient):
         def wrap_key(self, key: bytes, name: str) -> bytes:
             return base64.b64encode(key)
 
