@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from megalite._C import DataError, WriteError
+from megalite.data.temporary_names import left_behind, temporary_name
 
 __all__ = ["DataError", "WriteError", "check_prefix", "check_replaceable", "replacing", "writing"]
 
@@ -52,15 +53,18 @@ def check_replaceable(path: str | os.PathLike[str]) -> None:
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A temporary name for what will be `path`, which it becomes at the end; after an error it is gone.
-    Raises DataError.
+    """A temporary name for what will be `path`, which it becomes at the end; after an error it is gone, after
+    a kill with the next of this node that writes `path`. Raises DataError.
     """
     check_replaceable(path)
-    temporary = path.with_name(f"{path.name}.partial")
+    with contextlib.suppress(OSError):
+        for left in left_behind(path):
+            left.unlink()
+    temporary = temporary_name(path)
     try:
-        with writing(temporary):
+        with writing(path):
             yield temporary
-        temporary.rename(path)
+            temporary.rename(path)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise

@@ -35,9 +35,7 @@ def is_folder(path: str) -> bool:
     return stat.S_ISDIR(mode_of(path))
 
 
-def below(
-    folder: str, shown: Callable[[str], bool], way: tuple[Path, ...] = ()
-) -> Iterator[tuple[str, int]]:
+def below(folder: str, shown: Callable[[str], bool], way: tuple[Path, ...] = ()) -> Iterator[tuple[str, int]]:
     """Paths and modes of all in `folder`, at any depth and behind links, but for what is not `shown` and what
     is in it; `way`: the real folders that it was reached through. Raises DataError, also for a link that
     leads back, so that there would be no end.

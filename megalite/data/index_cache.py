@@ -29,6 +29,7 @@ import orjson
 
 from megalite import _C
 from megalite.data.errors import DataError
+from megalite.data.temporary_names import left_behind, temporary_name
 
 FORMAT = 2
 LOCK_PATIENCE_SECONDS = 1800.0
@@ -179,13 +180,10 @@ def _write(
     alone: bool,
 ) -> list[np.ndarray]:
     """Build the entry and return its arrays; `alone`: no other process is doing so."""
-    node = os.uname().nodename
     if alone:
-        # The lock may be one of this node only: what other nodes write is theirs.
-        for partial in entry.parent.glob(f"{entry.name}.{node}.*.partial"):
-            if not _is_running(partial.name.split(".")[-2]):
-                _remove(partial)
-    temporary = entry.with_name(f"{entry.name}.{node}.{os.getpid()}.partial")
+        for partial in left_behind(entry):  # of this node, as the lock may be
+            _remove(partial)
+    temporary = temporary_name(entry)
     _remove(temporary)
     temporary.mkdir()
     try:
@@ -221,16 +219,6 @@ def _write(
         return _open(entry, specs, check=False) or written
     finally:
         _remove(temporary)
-
-
-def _is_running(pid: str) -> bool:
-    try:
-        os.kill(int(pid), 0)
-    except (ProcessLookupError, ValueError):
-        return False
-    except PermissionError:  # of another user
-        pass
-    return True
 
 
 def _remove(path: Path) -> None:

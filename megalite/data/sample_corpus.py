@@ -40,6 +40,8 @@ def prepare_sample(source: Path, folder: Path, vocab_size: int) -> list[str]:
         return []
     for name in (TOKENIZER,) if keep_corpus else (CORPUS, TOKENIZER):
         if name in found and found[name] != before.get(name):
+            if _read_made(made) != before:  # another process has just made it
+                return prepare_sample(source, folder, vocab_size)
             raise DataError(
                 f"{folder / name}: was not made by this tool, or has changed since, and would be replaced; "
                 "move it away, or give another --output"

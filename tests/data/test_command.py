@@ -202,7 +202,7 @@ def test_output_that_does_not_block_is_waited_for() -> None:
     ("flags", "message"),
     [
         (["--split", "1e308,1e308,1e308"], "1e308: shares must be finite, also their sum"),
-        (["--dump", "/nowhere/x.npz"], "/nowhere/x.npz.partial: cannot be written: No such file"),
+        (["--dump", "/nowhere/x.npz"], "/nowhere/x.npz: cannot be written: No such file"),
         (["--verify"], "need the prefix of a dataset to describe"),
     ],
 )
@@ -296,7 +296,7 @@ def test_a_file_for_which_there_is_no_room(
         cwd=tmp_path,
     )
     assert (found.returncode, "Traceback" in found.stderr) == (1, False)
-    assert found.stderr.endswith(f"error: made/{file}.partial: cannot be written: File too large\n")
+    assert found.stderr.endswith(f"error: made/{file}: cannot be written: File too large\n")
     assert not list((tmp_path / "made").iterdir())
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from megalite.data import dataset_info
 from megalite.data.dataset_info import read_info
-from megalite.data.errors import DataError
+from megalite.data.errors import DataError, replacing
 from megalite.data.indexed_dataset import DatasetWriter, open_dataset
 from megalite.data.inputs import find_inputs
 from megalite.data.inspect_samples import dump
@@ -88,12 +88,28 @@ def test_two_processes_do_not_write_one_dataset(tmp_path: Path) -> None:
     assert open_dataset(prefix).tokens == 7
 
 
+def test_files_that_several_write_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, node = tmp_path / "[a]", os.uname().nodename
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    for left in (f"{node}.{ended.pid}", "othernode.1"):
+        (tmp_path / f"[a].{left}.partial").touch()
+    with replacing(path) as first:
+        first.write_text("first")
+        monkeypatch.setattr(os, "getpid", lambda: 1)
+        with replacing(path) as other:
+            other.write_text("other")
+        assert path.read_text() == "other"
+    assert path.read_text() == "first"
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["[a]", "[a].othernode.1.partial"]
+
+
 def test_a_run_that_fails_leaves_nothing_for_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     inputs = find_inputs([lines(tmp_path / "in.jsonl")])
     with pytest.raises(DataError, match=r"boundaries\.partial: cannot be written: File name too long"):
         run(inputs, tmp_path / ("x" * 225))  # as long as others can be, as .skipped.jsonl.partial
     monkeypatch.setattr(np, "savez", lambda file: os.ftruncate(file.fileno(), -1))
-    with pytest.raises(DataError, match=r"out\.npz\.partial: cannot be written"):
+    with pytest.raises(DataError, match=r"out\.npz: cannot be written"):
         dump(tmp_path / "out.npz", {})
     assert [path.name for path in tmp_path.iterdir()] == ["in.jsonl"]
 

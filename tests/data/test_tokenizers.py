@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import re
 import shutil
+import subprocess
 from base64 import b64encode
 from collections.abc import Callable
 from importlib.metadata import version
@@ -18,6 +20,7 @@ import pytest
 from tokenizers import Tokenizer as Library
 from tokenizers import models, pre_tokenizers
 
+from megalite.data import sample_corpus
 from megalite.data.errors import DataError
 from megalite.data.inputs import find_inputs
 from megalite.data.preprocess import PreprocessPlan, preprocess
@@ -434,13 +437,29 @@ def test_a_sample_goes_on_after_a_kill(
         shutil.copytree(path.parent, next(moments))
         return renamed
 
+    ended = subprocess.Popen(["true"])
+    ended.wait()
     with monkeypatch.context() as context:
+        context.setattr(os, "getpid", lambda: ended.pid)
         context.setattr(Path, "rename", noted)
         prepare_sample(source, tmp_path / "made", 100_000)  # more than the corpus has pairs for
     assert next(moments, None) is None
     for folder in killed:
         prepare_sample(source, folder, 100_000)
         assert not prepare_sample(source, folder, 100_000)
+        names = sorted(path.name for path in folder.iterdir())
+        assert names == ["corpus.jsonl", "prepare_sample.json", "tokenizer.json"]
+
+
+def test_a_sample_that_another_process_makes_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, look = tmp_path / "in.jsonl", sample_corpus._read_made
+    source.write_text('{"text": "abc"}\n')
+    assert "only 259 ids" in prepare_sample(source, tmp_path / "made", 300)[1]
+    not_yet: list[dict[str, object]] = [{}]
+    monkeypatch.setattr(sample_corpus, "_read_made", lambda path: not_yet.pop() if not_yet else look(path))
+    assert prepare_sample(source, tmp_path / "made", 300) == []
 
 
 def test_a_sample_takes_nothing_elses_place(trained: Path, tmp_path: Path) -> None:
