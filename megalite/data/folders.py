@@ -10,7 +10,6 @@ import glob
 import os
 import stat
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 from megalite.data.errors import DataError
 
@@ -35,24 +34,25 @@ def is_folder(path: str) -> bool:
     return stat.S_ISDIR(mode_of(path))
 
 
-def below(folder: str, shown: Callable[[str], bool], way: tuple[Path, ...] = ()) -> Iterator[tuple[str, int]]:
-    """Paths and modes of all in `folder`, at any depth and behind links, but for what is not `shown` and what
-    is in it; `way`: the real folders that it was reached through. Raises DataError, also for a link that
-    leads back, so that there would be no end.
+def below(top: str, shown: Callable[[str], bool]) -> Iterator[tuple[str, int]]:
+    """Paths and modes of all in the folder `top`, at any depth and behind links, but for what is not `shown`
+    and what is in it. Raises DataError, also for a link that leads back, so that there would be no end.
     """
-    try:
-        real = Path(os.path.realpath(folder, strict=True))
-    except OSError as error:
-        raise _unread(folder, error) from None
-    if any(each.is_relative_to(real) for each in way):
-        raise DataError(f"--input {folder}: a link to a folder that it lies in")
-    for name in _names(folder):
-        path = os.path.join(folder, name)
-        if shown(path):
-            mode = mode_of(path)
-            yield path, mode
-            if stat.S_ISDIR(mode):
-                yield from below(path, shown, (*way, real))
+    folders: list[tuple[str, tuple[str, ...]]] = [(top, ())]  # each with the real ones on the way to it
+    while folders:
+        folder, way = folders.pop()
+        try:
+            real = os.path.join(os.path.realpath(folder, strict=True), "")
+        except OSError as error:
+            raise _unread(folder, error) from None
+        if any(each.startswith(real) for each in way):
+            raise DataError(f"--input {folder}: a link to a folder that it lies in")
+        for path in (os.path.join(folder, name) for name in _names(folder)):
+            if shown(path):
+                mode = mode_of(path)
+                yield path, mode
+                if stat.S_ISDIR(mode):
+                    folders.append((path, (*way, real)))
 
 
 def matches(pattern: str) -> list[str]:

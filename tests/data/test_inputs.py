@@ -6,6 +6,7 @@ import contextlib
 import errno
 import functools
 import glob
+import inspect
 import itertools
 import json
 import os
@@ -236,6 +237,21 @@ def test_a_folder_that_stars_match_is_read_once_and_whole(
     Path("empty/empty").mkdir(parents=True)
     with pytest.raises(DataError, match=r"--input empty/\*\*: no such file, folder or match"):
         find_inputs(["empty/**"])
+
+
+@pytest.mark.parametrize("pattern", ["a", "**/*.jsonl"])
+def test_folders_in_folders_beyond_pythons_depth_of_calls(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pattern: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("/".join("a" * 100)).mkdir(parents=True)
+    Path("/".join("a" * 100), "x.jsonl").touch()
+    before = sys.getrecursionlimit()
+    sys.setrecursionlimit(len(inspect.stack()) + 70)
+    try:
+        assert len(find_inputs([pattern])) == 1
+    finally:
+        sys.setrecursionlimit(before)
 
 
 @pytest.mark.parametrize("pattern", ["corpus", "corpus/**", "**/*.jsonl"])
