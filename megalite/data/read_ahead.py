@@ -7,9 +7,11 @@ handed over between processes. Processes are for storage so slow that one reader
 from __future__ import annotations
 
 import contextlib
+import errno
 import multiprocessing
 import multiprocessing.connection
-import multiprocessing.process
+import multiprocessing.context
+import multiprocessing.reduction
 import multiprocessing.util
 import os
 import queue
@@ -20,23 +22,26 @@ from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 from torch.utils.data import DataLoader
 from torch.utils.data import Dataset as TorchDataset
+from torch.utils.data._utils.signal_handling import _remove_worker_pids
+from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from megalite.accelerator import pin
 from megalite.data.build import Dataset
 from megalite.data.errors import DataError
 from megalite.data.host_batches import HostBatches, pin_batches, read_batches, share
-from megalite.data.shortage import starting_threads
+from megalite.data.shortage import TOO_MANY, starting_threads
 
 STEPS_AHEAD = 2
 LOOK_SECONDS = 1.0  # after which one that waits asks whether anybody reads
 SHARED_MEMORY = Path("/dev/shm")
 STOP_SIGNALS = {signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2}
+NO_THREAD = errno.EAGAIN  # the exit code of a worker that gets none
 
 
 class Steps(Sequence[np.ndarray]):
@@ -158,32 +163,39 @@ class ProcessReader:
     """
 
     def __init__(self, dataset: Dataset, steps: Steps, vocab_size: int | None, workers: int) -> None:
-        """Raises RuntimeError outside the main thread."""
+        """Raises RuntimeError outside the main thread, DataError when the processes cannot be started."""
         if threading.current_thread() is not threading.main_thread():
             raise RuntimeError("processes that read data are made and asked in the main thread only")
+        forks = _Forks()
         loader = DataLoader(
             _StepDataset(dataset, steps, vocab_size),
             batch_size=None,
             num_workers=workers,
             collate_fn=_as_it_is,
             prefetch_factor=STEPS_AHEAD,
-            multiprocessing_context="fork",
+            multiprocessing_context=forks,
             generator=torch.Generator(),  # or it would draw from the global one
         )
         self._process = os.getpid()
-        others, on_child = multiprocessing.active_children(), signal.getsignal(signal.SIGCHLD)
+        self._items: Iterator[HostBatches | DataError] | None = None
+        self._workers = forks.workers
+        # Before there is any, and also when nobody closes this: at its exit Python waits for processes that
+        # SIGTERM does not end.
+        self._kill = multiprocessing.util.Finalize(self, _kill, (self._workers,), exitpriority=0)
+        on_child = signal.getsignal(signal.SIGCHLD)
         # A signal to the whole group asks the run to stop, and it ends its workers itself.
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
         try:
-            self._items: Iterator[HostBatches | DataError] | None = iter(loader)
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-        # torch would raise the death of a worker wherever this thread is just then; here it is told when the
-        # next step is asked for.
-        signal.signal(signal.SIGCHLD, on_child or signal.SIG_DFL)
-        self._workers = [each for each in multiprocessing.active_children() if each not in others]
-        # Also when nobody closes this: at its exit Python waits for processes that SIGTERM does not end.
-        self._kill = multiprocessing.util.Finalize(self, _kill, (self._workers,), exitpriority=0)
+            try:
+                self._items = _Items(loader)
+            finally:
+                # torch would raise the death of a worker wherever this thread is just then; here it is told
+                # when the next step is asked for.
+                signal.signal(signal.SIGCHLD, on_child or signal.SIG_DFL)
+                signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        except (OSError, RuntimeError) as error:
+            self.close()
+            raise DataError(f"--num-workers {workers}: cannot be started: {_why(error)}") from None
 
     def __next__(self) -> HostBatches:
         _check_process(self._process)
@@ -228,6 +240,8 @@ class ProcessReader:
         codes = self._codes()
         if not codes:
             return None
+        if codes[0] == NO_THREAD:
+            return f"got no thread: {TOO_MANY}"
         return f"was killed: {signal.strsignal(-codes[0])}" if codes[0] < 0 else f"ended with code {codes[0]}"
 
     def close(self) -> None:
@@ -237,11 +251,66 @@ class ProcessReader:
         self._items = None
 
 
-def _kill(workers: Sequence[multiprocessing.process.BaseProcess]) -> None:
+class _Worker(multiprocessing.context.ForkProcess):
+    """Ends at once when the process that made it has died, and with NO_THREAD where it gets none."""
+
+    def run(self) -> None:
+        try:
+            threading.Thread(target=_end_with_parent, daemon=True).start()
+            # Starts the thread that hands over shared memory: later an error would be lost, as in `share`.
+            multiprocessing.reduction.DupFd(0)
+            super().run()
+        except RuntimeError as error:
+            if "start new thread" not in str(error):
+                raise
+            os._exit(NO_THREAD)
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)
+
+
+class _Forks(multiprocessing.context.ForkContext):
+    """Keeps the processes that it makes in `workers`, before they are started."""
+
+    def __init__(self) -> None:
+        self.workers: list[_Worker] = []
+
+    def Process(self, *args: Any, **kwargs: Any) -> _Worker:  # type: ignore[override]
+        self.workers.append(_Worker(*args, **kwargs))
+        return self.workers[-1]
+
+
+class _Items(_MultiProcessingDataLoaderIter):
+    """torch's own asks its workers to end, which waits for ever for a lock that one held when it was killed;
+    and where not all could be started it raises a second error.
+    """
+
+    def __del__(self) -> None:
+        with contextlib.suppress(ValueError):  # they were never told to torch, or have read all
+            _remove_worker_pids(id(self))
+
+
+def _why(error: OSError | RuntimeError) -> str:
+    """Why processes cannot be started, and what they need."""
+    if not isinstance(error, OSError):
+        return f"{error}: {TOO_MANY}"
+    if error.errno == errno.EAGAIN:
+        return f"{error.strerror}: {TOO_MANY}"
+    if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):
+        return str(error.strerror)
+    return f"{error.strerror}: they need {SHARED_MEMORY}, with room, and the right to write there"
+
+
+def _kill(workers: Sequence[_Worker]) -> None:
     """End processes that hold nothing but what they have read."""
-    for worker in workers:
+    started = [worker for worker in workers if worker.pid is not None]
+    for worker in started:
         worker.kill()
-    for worker in workers:
+    for worker in started:
         worker.join()
         # Of one that was just making shared memory: torch takes its name away as soon as it is mapped.
         for left in SHARED_MEMORY.glob(f"torch_{worker.pid}_*"):

@@ -10,6 +10,11 @@ from concurrent.futures import ThreadPoolExecutor
 
 from megalite.data.errors import DataError
 
+TOO_MANY = (
+    "too many run already for the limit of the user or the container (ulimit -u, pids.max), or for the "
+    "memory that it may have (ulimit -v)"
+)
+
 
 @contextlib.contextmanager
 def starting_threads() -> Iterator[None]:
@@ -17,10 +22,7 @@ def starting_threads() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        raise DataError(
-            f"{error}: too many run already for the limit of the user or the container (ulimit -u, "
-            "pids.max), or for the memory that it may have (ulimit -v)"
-        ) from None
+        raise DataError(f"{error}: {TOO_MANY}") from None
 
 
 def started_pool(count: int) -> ThreadPoolExecutor:

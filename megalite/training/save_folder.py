@@ -30,12 +30,18 @@ def _hold(directory: str | None, held: ExitStack) -> None:
         return
     try:
         Path(directory).mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(directory, os.O_RDONLY)
+        descriptors = [os.open(directory, os.O_RDONLY)]
     except OSError as error:
         raise TrainingError(f"--save {directory}: {error.strerror}") from error
-    held.callback(os.close, descriptor)
+
+    def close() -> None:
+        while descriptors:
+            os.close(descriptors.pop())
+
+    held.callback(close)
+    os.register_at_fork(after_in_child=close)  # a child that outlives this process would hold the folder
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(descriptors[0], fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         raise TrainingError(
             f"--save {directory}: another run is saving there; wait for its end, or give another folder"

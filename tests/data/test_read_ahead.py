@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import gc
+import itertools
 import multiprocessing
 import os
+import pkgutil
 import resource
 import signal
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import fields
 from functools import partial
@@ -243,6 +248,18 @@ def test_a_step_of_many_micro_batches_takes_few_descriptors() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 
 
+@contextlib.contextmanager
+def patience(seconds: int = 60) -> Iterator[None]:
+    """What waits for ever inside is interrupted."""
+    alarm = signal.signal(signal.SIGALRM, signal.default_int_handler)
+    signal.alarm(seconds)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, alarm)
+
+
 def test_a_worker_that_dies_while_it_hands_over_is_not_waited_for() -> None:
     """Half a message is there, and this process holds the pipe open itself."""
     dataset = Dataset(MockDataset(9, 1, 0, 80_000), DocumentRules(0, reset_attention_mask=True))
@@ -251,14 +268,112 @@ def test_a_worker_that_dies_while_it_hands_over_is_not_waited_for() -> None:
         (child,) = readers()
         child.kill()
         child.join()
-        alarm = signal.signal(signal.SIGALRM, signal.default_int_handler)
-        signal.alarm(60)
-        try:
-            with pytest.raises(DataError, match="a process that reads data was killed: Killed"):
-                next(loader)
-        finally:
-            signal.alarm(0)
-            signal.signal(signal.SIGALRM, alarm)
+        with patience(), pytest.raises(DataError, match="a process that reads data was killed: Killed"):
+            next(loader)
+
+
+def fails_here(call: Callable[..., object], number: int, error: Exception) -> Callable[..., object]:
+    """What does as `call`, but for its call of this number in this process."""
+    here, calls = os.getpid(), itertools.count(1)
+
+    def limited(*args: object) -> object:
+        if os.getpid() == here and next(calls) == number:
+            raise error
+        return call(*args)
+
+    return limited
+
+
+@pytest.mark.parametrize(
+    ("what", "number", "error", "message"),
+    [
+        ("os.fork", 2, BlockingIOError(errno.EAGAIN, "Try again"), "Try again: too many run .*pids.max"),
+        ("threading.Thread.start", 1, RuntimeError("can't start"), "can't start: too many run already"),
+        (
+            "multiprocessing.context.ForkContext.Queue",
+            3,
+            OSError(errno.ENOSPC, "No space left"),
+            "No space left: they need /dev/shm, with room",
+        ),
+        ("os.pipe", 5, OSError(errno.EMFILE, "Too many open files"), "Too many open files$"),
+    ],
+)
+def test_processes_of_which_only_some_can_be_started(
+    monkeypatch: pytest.MonkeyPatch, what: str, number: int, error: Exception, message: str
+) -> None:
+    """Those that were would be waited for for ever at the end of the process."""
+    where, name = what.rsplit(".", 1)
+    monkeypatch.setattr(what, fails_here(getattr(pkgutil.resolve_name(where), name), number, error))
+    failures: list[object] = []
+    monkeypatch.setattr(sys, "unraisablehook", failures.append)
+    with pytest.raises(DataError, match=f"^--num-workers 2: cannot be started: {message}"):
+        StepLoader(mock(100), 1, 1, 0, 1, 0, CPU, workers=2)
+    monkeypatch.undo()
+    gc.collect()
+    assert not readers()
+    assert not failures
+    assert signal.getsignal(signal.SIGCHLD) == signal.SIG_DFL
+
+
+def test_a_worker_that_gets_too_few_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the second it could hand nothing over."""
+    here, calls, start = os.getpid(), itertools.count(1), threading.Thread.start
+
+    def only_one(thread: threading.Thread) -> None:
+        if os.getpid() != here and next(calls) > 1:
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", only_one)
+    with StepLoader(mock(100), 1, 1, 0, 1, 0, CPU, workers=1) as loader:
+        told = "a process that reads data got no thread: too many run already"
+        with patience(), pytest.raises(DataError, match=told):
+            next(loader)
+
+
+STARTS = """
+import os, signal
+from tests.data.test_read_ahead import *
+
+fork = os.fork
+
+def interrupted():
+    if (child := fork()):
+        os.kill(os.getpid(), signal.SIGINT)
+    return child
+
+os.fork = interrupted
+StepLoader(mock(1000), 1, 1, 0, 1, 0, CPU, workers=2)
+"""
+IS_KILLED = """
+from tests.data.test_read_ahead import *
+
+class Slow(MockDataset):
+    def read(self, samples, out):
+        if samples[0] == 1:
+            os.kill(os.getppid(), signal.SIGKILL)
+        time.sleep(600)
+
+next(StepLoader(Dataset(Slow(9, 6, 0, 40), DocumentRules(0)), 1, 1, 0, 1, 0, CPU, workers=2))
+"""
+
+
+@pytest.mark.parametrize(("script", "ends"), [(STARTS, signal.SIGINT), (IS_KILLED, signal.SIGKILL)])
+def test_no_worker_outlives_a_process_that_is_interrupted_or_killed(script: str, ends: int) -> None:
+    """Its end is seen by that of its output, which they hold open."""
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=60
+    )
+    assert done.returncode == -ends, done.stderr
+
+
+def test_a_lock_that_a_killed_worker_held_is_not_waited_for() -> None:
+    loader = StepLoader(mock(1000), 1, 1, 0, 1, 0, CPU, workers=1)
+    next(loader)
+    loader._reader._items._workers_done_event._cond.acquire()  # type: ignore[attr-defined]  # as by a worker
+    with patience():
+        loader.close()
+        gc.collect()
 
 
 def test_a_worker_that_is_ended_while_it_makes_shared_memory_leaves_none() -> None:

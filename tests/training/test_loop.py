@@ -6,6 +6,7 @@ import fcntl
 import json
 import os
 import re
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from megalite.parallel.topology import build_topology
 from megalite.training.errors import TrainingError
 from megalite.training.loop import run
 from megalite.training.samples import open_datasets
+from megalite.training.save_folder import only_writer
 from tests.data.corpora import write_dataset
 from tests.pool import WorkerPool
 from tools.inspect_data import main as inspect_data
@@ -372,6 +374,24 @@ def test_two_runs_do_not_save_to_one_folder(tmp_path: Path) -> None:
         os.close(other)
     train("--train-iters 2 --save", str(folder))
     assert progress_of(folder, 2)["iteration"] == 2
+
+
+def test_a_child_of_a_run_does_not_hold_its_folder(tmp_path: Path) -> None:
+    """As a process that reads data, which may outlive a run that is killed."""
+    forked, told = os.pipe()
+    with only_writer(str(tmp_path), True):
+        if (child := os.fork()) == 0:
+            os.write(told, b".")
+            signal.pause()
+    try:
+        os.read(forked, 1)
+        with only_writer(str(tmp_path), True):
+            pass
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        os.close(forked)
+        os.close(told)
 
 
 @pytest.mark.parametrize("level", [0, 1, 2])
