@@ -16,10 +16,10 @@ from megalite.data.stretches import (
     DatasetPlace,
     OrderKey,
     OrderRecord,
+    ReadBefore,
     Stretch,
     furthest,
-    normal,
-    take_up,
+    last_name,
     without_repeats,
 )
 
@@ -121,13 +121,14 @@ def _next_stretch(
 ) -> tuple[Stretch, tuple[str, ...]]:
     """The stretch that begins at `saved` with another blend."""
     blend = without_repeats(blend)
+    before = ReadBefore(saved.read, blend)
     places, notes = [], []
     for prefix in blend.prefixes:
         identity = builder.identity(prefix, share)
-        found = take_up(saved.read, prefix, identity, blend)
+        found = before.take_up(prefix, identity)
         if found is not None:
             notes.append(f"{prefix} goes on at its sample {found.place:,}")
-        elif any(normal(place.prefix) == normal(prefix) for place in saved.read):
+        elif before.has_name(prefix):
             notes.append(f"warning: {prefix} holds other documents than it did: read from the beginning")
         else:
             notes.append(f"{prefix} is new")
@@ -173,6 +174,9 @@ class RunHistory:
         self._builder = builder
         self._order = order
         self._earlier: dict[tuple[OrderKey, Stretch, int], ContinuedBlend] = {}
+        self._now: dict[str, list[str]] = {}
+        for place in order.before.stretches[-1].datasets:
+            self._now.setdefault(last_name(place.prefix), []).append(place.prefix)
 
     def __len__(self) -> int:
         return len(self._order.source)
@@ -204,9 +208,7 @@ class RunHistory:
 
     def _find(self, builder: SourceBuilder, share: Share, place: DatasetPlace, drawn: str) -> DatasetPlace:
         """`place` itself, or where the run has a dataset of its name and content now. Raises DataError."""
-        name = os.path.basename(normal(place.prefix))
-        now = [each.prefix for each in self._order.before.stretches[-1].datasets]
-        for prefix in (place.prefix, *(each for each in now if os.path.basename(normal(each)) == name)):
+        for prefix in (place.prefix, *self._now.get(last_name(place.prefix), ())):
             if os.path.isfile(f"{prefix}.idx") and builder.identity(prefix, share) == place.identity:
                 return replace(place, prefix=prefix)
         raise DataError(

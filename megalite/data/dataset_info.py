@@ -11,7 +11,7 @@ from pathlib import Path
 import orjson
 
 from megalite import __version__
-from megalite.data.errors import DataError, writing
+from megalite.data.errors import DataError, is_file, reading, writing
 from megalite.data.indexed_dataset import DatasetWriter
 from megalite.data.inputs import Part, printable
 from megalite.data.tokenizer import Tokenizer
@@ -123,11 +123,14 @@ def publish_with_info(datasets: Sequence[tuple[DatasetWriter, DatasetInfo]]) -> 
 
 def read_info(prefix: str) -> DatasetInfo | None:
     """What the JSON beside `prefix.idx` says; None when there is none. Raises DataError for a damaged
-    one, or one that is something else.
+    one, one that is something else, and where the file system fails.
     """
     path = Path(f"{prefix}.json")
-    if not path.is_file():
-        return None
+    with reading(path):
+        return _read(path) if is_file(path) else None
+
+
+def _read(path: Path) -> DatasetInfo:
     try:
         if path.stat().st_size > MOST_BYTES:
             raise ValueError(f"it has more than {MOST_BYTES >> 20} MiB")

@@ -14,7 +14,16 @@ from pathlib import Path
 from megalite._C import DataError, WriteError
 from megalite.data.temporary_names import left_behind, temporary_name
 
-__all__ = ["DataError", "WriteError", "check_prefix", "check_replaceable", "replacing", "writing"]
+__all__ = [
+    "DataError",
+    "WriteError",
+    "check_prefix",
+    "check_replaceable",
+    "is_file",
+    "reading",
+    "replacing",
+    "writing",
+]
 
 
 def check_prefix(prefix: str) -> None:
@@ -68,6 +77,24 @@ def replacing(path: Path) -> Iterator[Path]:
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
+
+
+@contextlib.contextmanager
+def reading(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Around what looks at the file `path` or reads it: an OSError becomes a DataError that names it."""
+    try:
+        yield
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read: {error.strerror or error}") from None
+
+
+def is_file(path: str | os.PathLike[str]) -> bool:
+    """Whether a file is there. Raises DataError where that cannot be told, as on a disk that fails."""
+    with reading(path):
+        try:
+            return stat.S_ISREG(os.stat(path).st_mode)
+        except (FileNotFoundError, NotADirectoryError):
+            return False
 
 
 @contextlib.contextmanager

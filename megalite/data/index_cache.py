@@ -77,9 +77,12 @@ def cached_arrays(
         folder.mkdir(parents=True, exist_ok=True)
         with _locked(folder / f"{entry.name}.lock") as alone:
             checked = _is_checked(entry, specs)
-            found = _open(entry, specs, check=not checked) or _write(entry, description, specs, build, alone)
-            if not checked:
-                _note_checked(entry, specs)
+            files = None if checked else _inodes(entry, specs)  # before the check, of these and no others
+            found = _open(entry, specs, check=not checked)
+            if found is None:
+                return _write(entry, description, specs, build, alone)
+            if files is not None:
+                _note_checked(entry, files)
             return found
     except OSError as error:
         reason = error
@@ -130,9 +133,16 @@ def _is_checked(entry: Path, specs: list[ArraySpec]) -> bool:
         return False
 
 
-def _note_checked(entry: Path, specs: list[ArraySpec]) -> None:
+def _note_checked(entry: Path, files: list[int]) -> None:
     with contextlib.suppress(OSError):
-        (entry / CHECKED).write_bytes(orjson.dumps([file.st_ino for file in _files(entry, specs)]))
+        (entry / CHECKED).write_bytes(orjson.dumps(files))
+
+
+def _inodes(entry: Path, specs: list[ArraySpec]) -> list[int] | None:
+    try:
+        return [file.st_ino for file in _files(entry, specs)]
+    except OSError:
+        return None
 
 
 def _files(entry: Path, specs: list[ArraySpec]) -> list[os.stat_result]:
@@ -207,6 +217,7 @@ def _write(
         written = _open(temporary, specs, check=False)
         if written is None:
             raise OSError(f"{temporary}: just written, but cannot be read back")
+        _note_checked(temporary, [file.st_ino for file in _files(temporary, specs)])
         # Without locks another process may have been first: its entry is the same, and in use.
         if _open(entry, specs, check=True) is None:
             _remove(entry)

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from megalite._C import IndexedDataset, IndexedWriter
-from megalite.data.errors import DataError, check_prefix
+from megalite.data.errors import DataError, check_prefix, is_file
 
 # Megatron writes uint16 only below this vocabulary size, though ids up to 65,535 fit.
 MEGATRON_UINT16_VOCABULARY = 65500
@@ -30,17 +30,23 @@ def open_dataset(prefix: str) -> IndexedDataset:
     Raises DataError naming the file, what was expected and what was found.
     """
     check_prefix(prefix)
-    if prefix.endswith((".bin", ".idx")) and not Path(prefix + ".idx").exists():
+    missing = [suffix for suffix in (".idx", ".bin") if not is_file(prefix + suffix)]
+    if prefix.endswith((".bin", ".idx")) and ".idx" in missing:
         raise DataError(
             f"{prefix}: a dataset is named without its extension; give {prefix[:-4]} for {prefix[:-4]}.bin "
             f"and .idx"
         )
-    missing = [suffix for suffix in (".idx", ".bin") if not Path(prefix + suffix).is_file()]
     if missing:
         raise DataError(
             f"{prefix}: {prefix}{missing[0]} does not exist; a dataset is a pair of files .bin and .idx"
         )
     return IndexedDataset(prefix)
+
+
+def check_token_ids(dataset: IndexedDataset) -> None:
+    """Raises DataError for a dataset of other numbers."""
+    if np.dtype(dataset.dtype).kind == "f":
+        raise DataError(f"{dataset.prefix}: holds {dataset.dtype}, which are no token ids")
 
 
 def token_dtype(vocab_size: int) -> str:
@@ -184,9 +190,8 @@ def unigram_entropy(dataset: IndexedDataset) -> float:
 
     Raises DataError for what holds no ids, or larger ones than COUNTED_IDS.
     """
+    check_token_ids(dataset)
     stream = dataset.stream()
-    if stream.dtype.kind == "f":
-        raise DataError(f"{dataset.prefix}: holds {dataset.dtype}, which are no token ids")
     if len(stream) == 0:
         raise DataError(f"{dataset.prefix}: holds no tokens, so it has no entropy")
     counts = np.zeros(0, dtype=np.int64)

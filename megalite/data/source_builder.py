@@ -20,7 +20,7 @@ from megalite.data.blended_dataset import (
 from megalite.data.continued_blend import ContinuedBlend
 from megalite.data.errors import DataError
 from megalite.data.gpt_dataset import GPTDataset, default_cache, identity_of
-from megalite.data.indexed_dataset import IndexedDataset, open_dataset
+from megalite.data.indexed_dataset import IndexedDataset, check_token_ids, open_dataset
 from megalite.data.sample_plan import SamplePlan, plan_samples
 from megalite.data.shortage import started_pool
 from megalite.data.splits import Share, document_range
@@ -173,7 +173,9 @@ class SourceBuilder:
             self.open(prefix)
 
     def open(self, prefix: str) -> IndexedDataset:
-        """The dataset `prefix`."""
+        """The dataset `prefix`. Raises DataError as `open_dataset` does, and for one that holds no ids."""
         if prefix not in self._opened:
-            self._opened[prefix] = open_dataset(prefix)
+            dataset = open_dataset(prefix)
+            check_token_ids(dataset)
+            self._opened[prefix] = dataset
         return self._opened[prefix]

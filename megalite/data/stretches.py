@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple
 
@@ -150,6 +150,11 @@ def normal(prefix: str) -> str:
     return os.path.abspath(prefix)
 
 
+def last_name(prefix: str) -> str:
+    """By which a dataset is known that was moved."""
+    return os.path.basename(normal(prefix))
+
+
 def without_repeats(blend: Blend) -> Blend:
     """The same with each dataset once: two entries of one dataset would read the same samples twice."""
     first: dict[str, str] = {}
@@ -165,26 +170,51 @@ def furthest(*places: Iterable[DatasetPlace]) -> tuple[DatasetPlace, ...]:
     """Each dataset once, by its name and content, where it was read furthest."""
     found: dict[tuple[str, str], DatasetPlace] = {}
     for place in (place for each in places for place in each):
-        key = normal(place.prefix), place.identity
-        if key not in found or place.place >= found[key].place:
-            found[key] = place
+        _keep_furthest(found, (normal(place.prefix), place.identity), place)
     return tuple(found.values())
 
 
-def take_up(read: Sequence[DatasetPlace], prefix: str, identity: str, blend: Blend) -> DatasetPlace | None:
-    """Where the dataset `prefix` was left; None when it, or what it holds now, was not read before.
+class ReadBefore:
+    """Where the datasets that a run has read were left, to be asked for those of its next blend."""
 
-    A dataset that was moved, however often, is known by its last name and content; where it was under several
-    names, what was read furthest counts.
-    """
-    elsewhere = {normal(each) for each in blend.prefixes} - {normal(prefix)}
-    name = os.path.basename(normal(prefix))
-    found = [
-        place
-        for place in read
-        if place.identity == identity
-        and os.path.basename(normal(place.prefix)) == name
-        and normal(place.prefix) not in elsewhere
-    ]
-    furthest_read = max(found, key=lambda place: place.place, default=None)
-    return None if furthest_read is None else replace(furthest_read, prefix=prefix)
+    def __init__(self, read: Iterable[DatasetPlace], blend: Blend) -> None:
+        present = {normal(prefix) for prefix in blend.prefixes}
+        self._names: set[str] = set()
+        self._here: dict[tuple[str, str], DatasetPlace] = {}
+        self._moved: dict[tuple[str, str], DatasetPlace] = {}
+        for place in read:
+            name = normal(place.prefix)
+            self._names.add(name)
+            if name in present:
+                self._here[name, place.identity] = place
+            else:
+                _keep_furthest(self._moved, (last_name(name), place.identity), place)
+
+    def has_name(self, prefix: str) -> bool:
+        """Whether a dataset of this name was read, whatever it held."""
+        return normal(prefix) in self._names
+
+    def take_up(self, prefix: str, identity: str) -> DatasetPlace | None:
+        """Where the dataset `prefix` was left; None when it, or what it holds now, was not read before.
+
+        A dataset that was moved, however often, is known by its last name and content; where it was under
+        several names, what was read furthest counts.
+        """
+        name = normal(prefix)
+        found = [
+            place
+            for place in (
+                self._here.get((name, identity)),
+                self._moved.get((last_name(name), identity)),
+            )
+            if place is not None
+        ]
+        furthest_read = max(found, key=lambda place: place.place, default=None)
+        return None if furthest_read is None else replace(furthest_read, prefix=prefix)
+
+
+def _keep_furthest(
+    found: dict[tuple[str, str], DatasetPlace], key: tuple[str, str], place: DatasetPlace
+) -> None:
+    if key not in found or place.place >= found[key].place:
+        found[key] = place

@@ -11,7 +11,7 @@ import numpy as np
 from megalite.data.dataset_files import DatasetFiles
 from megalite.data.dataset_info import DatasetInfo, read_info
 from megalite.data.errors import DataError
-from megalite.data.indexed_dataset import IndexedDataset
+from megalite.data.indexed_dataset import IndexedDataset, check_token_ids
 
 
 class Summary(NamedTuple):
@@ -48,8 +48,7 @@ def _read(
 ) -> Summary:
     dataset = files.dataset
     total = dataset.tokens * np.dtype(dataset.dtype).itemsize
-    if np.dtype(dataset.dtype).kind == "f":
-        raise DataError(f"{prefix}: holds {dataset.dtype}, which are no token ids")
+    check_token_ids(dataset)
     checksum, largest, start = 0, -1, 0
     for chunk in files.tokens():
         checksum = zlib.crc32(chunk.view(np.uint8).data, checksum)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections import Counter
 from pathlib import Path
@@ -251,6 +252,27 @@ def test_data_that_every_job_has_in_a_folder_of_its_own_is_read_on(tmp_path: Pat
     )
     with pytest.raises(DataError, match=message):
         history.pieces(20)
+
+
+def test_the_work_of_a_resume_grows_with_the_datasets_not_with_their_square(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    count = 40
+    names = [numbered_dataset(tmp_path / f"d{n}", 2, 9, first=100 * n) for n in range(count)]
+    run = Run(tmp_path)
+    run.draw(10, 30, *(word for name in names[: count // 2] for word in ("1", name)))
+    paths: list[str] = []
+    abspath = os.path.abspath
+
+    def noted(path: str) -> str:
+        paths.append(path)
+        return abspath(path)
+
+    monkeypatch.setattr(os.path, "abspath", noted)
+    _, order = run.open(30, *(word for name in names for word in ("1", name)))
+    history = RunHistory(SourceBuilder(SEQ, run.seed, run.cache), order)
+    assert history.pieces(0) == run.pieces[0]
+    assert len(paths) < 10 * count
 
 
 def test_one_dataset_under_several_spellings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

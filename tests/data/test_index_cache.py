@@ -222,6 +222,31 @@ def test_an_array_is_not_taken_at_another_ones_word(
     assert hashed == [40, 0]
 
 
+def test_an_array_that_is_swapped_while_it_is_checked_is_not_noted_as_checked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def build(arrays: list[np.ndarray]) -> None:
+        arrays[0].fill(1)
+
+    cached_arrays(tmp_path, {"a": 1}, SPECS, build)
+    (entry,) = entries(tmp_path)
+    (entry / "checked").unlink()
+    compute = _C.content_hash
+
+    def swap(array: np.ndarray) -> int:
+        damaged = tmp_path / "damaged"
+        damaged.write_bytes((entry / "numbers.npy").read_bytes()[:-8] + bytes(8))
+        damaged.rename(entry / "numbers.npy")
+        time.sleep(0.02)  # the clock of a file system ticks every few milliseconds
+        return compute(array)
+
+    monkeypatch.setattr(_C, "content_hash", swap)
+    cached_arrays(tmp_path, {"a": 1}, SPECS, build)
+    monkeypatch.undo()
+    numbers, _ = cached_arrays(tmp_path, {"a": 1}, SPECS, build)
+    assert numbers.tolist() == [1] * 5
+
+
 @pytest.mark.parametrize("what", ["a loop", "a file"])
 def test_something_else_in_the_place_of_an_entry_is_replaced(tmp_path: Path, what: str) -> None:
     cached_arrays(tmp_path, {"a": 1}, SPECS, lambda arrays: arrays[0].fill(1))

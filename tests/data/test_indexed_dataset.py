@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import gc
 import itertools
 import math
@@ -10,14 +11,18 @@ import os
 import struct
 import threading
 import zlib
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from megalite import _C
+from megalite.data.dataset_info import read_info
 from megalite.data.errors import DataError
 from megalite.data.indexed_dataset import DatasetWriter, open_dataset, token_dtype, unigram_entropy
+from megalite.data.source_builder import SourceBuilder
 from megalite.data.verify import verify
 from tests.data.corpora import write_dataset
 
@@ -109,6 +114,32 @@ def test_missing_files(tmp_path: Path, prefix: Path) -> None:
     prefix.with_suffix(".bin").unlink()
     with pytest.raises(DataError, match=r"data\.bin does not exist"):
         open_dataset(str(prefix))
+
+
+FAILS = [(errno.EIO, "Input/output error"), (errno.ESTALE, "Stale file handle"), (errno.EACCES, "denied")]
+
+
+@pytest.mark.parametrize("suffix", [".idx", ".bin", ".json"])
+@pytest.mark.parametrize(("number", "reason"), FAILS)
+def test_a_file_system_that_fails(
+    prefix: Path, monkeypatch: pytest.MonkeyPatch, suffix: str, number: int, reason: str
+) -> None:
+    stat = os.stat
+
+    def failing(path: str | Path, **rest: Any) -> os.stat_result:
+        if str(path).endswith(suffix):
+            raise OSError(number, os.strerror(number), str(path))
+        return stat(path, **rest)
+
+    monkeypatch.setattr(os, "stat", failing)
+    with pytest.raises(DataError, match=rf"data\{suffix}: cannot be read: .*{reason}$"):
+        read_info(str(prefix)) if suffix == ".json" else open_dataset(str(prefix))
+
+
+def test_a_name_that_leaves_no_room_for_that_of_the_description(tmp_path: Path) -> None:
+    prefix = str(tmp_path / ("d" * 251))
+    with pytest.raises(DataError, match=r"d\.json: cannot be read: File name too long$"):
+        read_info(prefix)
 
 
 def test_empty_dataset(tmp_path: Path) -> None:
@@ -300,14 +331,15 @@ def test_an_index_never_stands_beside_tokens_of_another_run(tmp_path: Path) -> N
     assert not Path(f"{prefix}.idx").exists()
 
 
-def test_a_dataset_of_no_token_ids(tmp_path: Path) -> None:
+@pytest.mark.parametrize("use", [verify, SourceBuilder(8, 1, None).open])
+def test_a_dataset_of_no_token_ids(tmp_path: Path, use: Callable[[str], object]) -> None:
     prefix = write_dataset(tmp_path / "a", [3], dtype="int32")
     index = bytearray(Path(f"{prefix}.idx").read_bytes())
     index[17] = 7  # float32
     Path(f"{prefix}.idx").write_bytes(index)
     np.full(3, np.nan, dtype=np.float32).tofile(f"{prefix}.bin")
-    with pytest.raises(DataError, match="holds float32, which are no token ids"):
-        verify(prefix)
+    with pytest.raises(DataError, match="a: holds float32, which are no token ids"):
+        use(prefix)
 
 
 def test_a_path_that_is_no_utf8(tmp_path: Path) -> None:
