@@ -11,6 +11,7 @@ import errno
 import multiprocessing
 import multiprocessing.connection
 import multiprocessing.context
+import multiprocessing.process
 import multiprocessing.reduction
 import multiprocessing.util
 import os
@@ -255,10 +256,12 @@ class _Worker(multiprocessing.context.ForkProcess):
     """Ends at once when the process that made it has died, and with NO_THREAD where it gets none."""
 
     def run(self) -> None:
+        parent = multiprocessing.parent_process()
+        assert parent is not None
         try:
-            threading.Thread(target=_end_with_parent, daemon=True).start()
+            threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
             # Starts the thread that hands over shared memory: later an error would be lost, as in `share`.
-            multiprocessing.reduction.DupFd(0)
+            multiprocessing.reduction.DupFd(parent.sentinel)
             super().run()
         except RuntimeError as error:
             if "start new thread" not in str(error):
@@ -266,9 +269,7 @@ class _Worker(multiprocessing.context.ForkProcess):
             os._exit(NO_THREAD)
 
 
-def _end_with_parent() -> None:
-    parent = multiprocessing.parent_process()
-    assert parent is not None
+def _end_with(parent: multiprocessing.process.BaseProcess) -> None:
     parent.join()
     os._exit(1)
 
