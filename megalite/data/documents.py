@@ -2,13 +2,32 @@
 
 from __future__ import annotations
 
+import io
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 
 import orjson
 
+from megalite import _C
 from megalite.data.errors import DataError
+
+
+class Lines(Sequence[bytes]):
+    """Consecutive lines, as they stand in a file."""
+
+    def __init__(self, block: bytes, count: int) -> None:
+        self.block = block
+        self._count = count
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __iter__(self) -> Iterator[bytes]:
+        return iter(io.BytesIO(self.block))
+
+    def __getitem__(self, line: int) -> bytes:  # type: ignore[override]  # slices are not needed
+        return [*self][line]
 
 
 def parse_document(
@@ -35,20 +54,13 @@ def parse_document(
     return [_texts(_lookup(record, key), key) for key in keys]
 
 
-def parse_strings(lines: Sequence[bytes], keys: Sequence[str]) -> list[list[str]] | None:
+def parse_strings(lines: Lines, keys: Sequence[str]) -> list[list[str]] | None:
     """For each of `keys` the texts of JSON lines, as `parse_document` has them, when every line holds one
     string a key, as most do; None when one does not.
     """
-    loads = orjson.loads
-    try:
-        if len(keys) == 1:  # a record at a time: all at once are objects that the collector looks through
-            texts = [[loads(line)[keys[0]] for line in lines]]
-        else:
-            records = [loads(line) for line in lines]
-            texts = [[record[key] for record in records] for key in keys]
-    except (orjson.JSONDecodeError, KeyError, TypeError):  # another kind of value cannot be looked into
-        return None
-    return texts if all({*map(type, each)} <= {str} for each in texts) else None
+    names = [key.encode(errors="surrogatepass") for key in keys]  # a flag may hold what is no text
+    texts: list[list[str]] | None = _C.texts_of_lines(lines.block, names)
+    return texts
 
 
 def _parse_json(content: bytes) -> object:

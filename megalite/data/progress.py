@@ -120,8 +120,7 @@ class ProgressDisplay:
         second.
         """
         unknown = any(
-            read_once(part.path) or is_compressed(part.path) or part.format == "parquet"
-            for part in inputs
+            read_once(part.path) or is_compressed(part.path) or part.format == "parquet" for part in inputs
         )
         self._total = None if unknown else sum(_bytes(part) for part in inputs)
         self._interval = log_interval

@@ -14,6 +14,8 @@ from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import Any, BinaryIO, NamedTuple
 
+from megalite import _C
+from megalite.data.documents import Lines
 from megalite.data.errors import DataError
 from megalite.data.inputs import STDIN, Part, is_compressed
 from megalite.data.parquet_rows import closing, read_rows
@@ -35,7 +37,7 @@ class Records(NamedTuple):
     """Bytes of the uncompressed input up to and including it; rows for Parquet."""
     size: int
     """Bytes of all."""
-    contents: list[Any]
+    contents: Sequence[Any]
     """Of each a line or text as bytes, a row as dict, or the DataError that reading the row raised."""
 
 
@@ -73,10 +75,6 @@ def read_records(
                 texts = _whole(stream) if part.format == "text" else _paragraphs(stream)
                 groups = _grouped(islice(texts, skip, None), most_bytes, most_records, skip)
             for group in groups:
-                if number == part.start == 0 and part.format != "paragraphs":
-                    group.contents[0] = group.contents[0].removeprefix(BYTE_ORDER_MARK)
-                    if group.contents == [b""] and part.format == "json":
-                        return  # nothing but the mark: an empty file
                 number = group.number
                 yield group
     except told as error:
@@ -151,29 +149,58 @@ def _lines(
 
 
 def _grouped_lines(
-    stream: BinaryIO, most_bytes: int, most_records: int, number: int, position: int, until: int
+    stream: io.BufferedReader, most_bytes: int, most_records: int, number: int, position: int, until: int
 ) -> Iterator[Records]:
-    """The lines of `stream`, which stands at byte `position` behind line `number`, that begin before `until`;
-    as `_grouped` with little work a line.
+    """The lines of `stream`, which stands at byte `position` behind line `number`, that begin before
+    `until`.
     """
-    contents: list[bytes] = []
-    size, enough = 0, min(most_bytes, until - position)
-    try:
-        for content in _all_lines(stream):
-            contents.append(content)
-            size += len(content)
-            if size >= enough or len(contents) >= most_records:
-                number, position = number + len(contents), position + size
-                yield Records(number, position, size, contents)
-                if position >= until:
-                    return
-                contents, size, enough = [], 0, min(most_bytes, until - position)
-    except Exception:  # as above
-        if contents:
-            yield Records(number + len(contents), position + size, size, contents)
-        raise
-    if contents:
-        yield Records(number + len(contents), position + size, size, contents)
+    for block in _blocks(stream, most_bytes):
+        first, start = position, 0
+        while start < len(block):
+            end, count = _C.lines_within(block, start, most_records, until - first)
+            if count == 0:
+                return
+            mark = len(BYTE_ORDER_MARK) if first + start == 0 and block.startswith(BYTE_ORDER_MARK) else 0
+            number, position = number + count, first + end
+            if lines := block[start + mark : end]:  # or it is nothing but the mark: an empty file
+                yield Records(number, position, end - start, Lines(lines, count))
+            start = end
+
+
+def _blocks(stream: io.BufferedReader, size: int) -> Iterator[bytes]:
+    """Whole lines, some `size` bytes at a time or a single one that is longer; those before an error come
+    before it. Raises _TooLong.
+    """
+    whole: list[memoryview] = []
+    begun: list[memoryview] = []  # the line behind them
+    whole_bytes = begun_bytes = 0
+    failure: Exception | None = None
+    while failure is None:
+        piece = b""
+        try:
+            piece = stream.read1(size)
+        except Exception as error:  # whatever a reader raises
+            failure = error
+        ended = not piece
+        first, cut = piece.find(b"\n") + 1, piece.rfind(b"\n") + 1
+        if begun_bytes + (first or len(piece)) > LONGEST_RECORD:
+            failure, piece, cut = _TooLong("line"), b"", 0
+        view = memoryview(piece)
+        if cut > 0:
+            whole += [*begun, view[:cut]]
+            whole_bytes += begun_bytes + cut
+            begun, begun_bytes = [], 0
+        begun.append(view[cut:])
+        begun_bytes += len(view) - cut
+        if whole and (whole_bytes >= size or ended or failure is not None):
+            yield b"".join(whole)
+            whole, whole_bytes = [], 0
+        if ended:
+            break
+    if failure is not None:
+        raise failure
+    if begun_bytes > 0:
+        yield b"".join(begun)
 
 
 def _first_line_start(file: BinaryIO, start: int) -> int:
@@ -202,7 +229,7 @@ def _whole(stream: BinaryIO) -> Iterator[_Record]:
         if whole.tell() > LONGEST_RECORD:
             raise _TooLong("text")
     content = whole.getvalue()
-    yield _Record(len(content), len(content), content)
+    yield _Record(len(content), len(content), content.removeprefix(BYTE_ORDER_MARK))
 
 
 def _paragraphs(stream: BinaryIO) -> Iterator[_Record]:
