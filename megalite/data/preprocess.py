@@ -26,7 +26,7 @@ import numpy as np
 
 from megalite import _C
 from megalite.data.dataset_info import DatasetInfo, publish_with_info, read_info
-from megalite.data.documents import parse_document, parse_strings
+from megalite.data.documents import Lines, parse_document, parse_strings
 from megalite.data.errors import DataError, check_replaceable
 from megalite.data.indexed_dataset import DatasetWriter, token_dtype
 from megalite.data.inputs import Part, corpus_hash, printable
@@ -292,7 +292,7 @@ def _parse(records: Records, part: Part, place: Place, plan: PreprocessPlan) -> 
     """The documents of `records`."""
     numbers = range(records.number - len(records.contents) + 1, records.number + 1)
     keys, ones = plan.json_keys, [1] * len(numbers)
-    strings = parse_strings(records.contents, keys) if part.format == "json" else None
+    strings = parse_strings(records.contents, keys) if isinstance(records.contents, Lines) else None
     if strings is not None:
         return _Batch(part, place, records.size, list(numbers), strings, [ones] * len(keys), [])
     batch = _Batch(part, place, records.size, [], [[] for _ in keys], [[] for _ in keys], [])

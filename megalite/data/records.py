@@ -12,7 +12,7 @@ import sys
 import zlib
 from collections.abc import Iterator, Sequence
 from itertools import islice
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, NamedTuple
 
 from megalite import _C
 from megalite.data.documents import Lines
@@ -131,7 +131,7 @@ def _lines_before(path: str, start: int) -> tuple[int, int]:
 
 
 def _lines(
-    stream: BinaryIO, part: Part, most_bytes: int, most_records: int, skip: int, offset: int
+    stream: io.BufferedReader, part: Part, most_bytes: int, most_records: int, skip: int, offset: int
 ) -> Iterator[Records]:
     number, position = 0, 0
     if part.start > 0:
@@ -203,13 +203,13 @@ def _blocks(stream: io.BufferedReader, size: int) -> Iterator[bytes]:
         yield b"".join(begun)
 
 
-def _first_line_start(file: BinaryIO, start: int) -> int:
+def _first_line_start(file: io.BufferedReader, start: int) -> int:
     """Where the first line begins that begins at byte `start` or behind; the file stands there."""
     file.seek(start - 1)
     return start - 1 + len(next(_all_lines(file), b""))
 
 
-def _all_lines(stream: BinaryIO) -> Iterator[bytes]:
+def _all_lines(stream: io.BufferedReader) -> Iterator[bytes]:
     """Those of `stream`. Raises _TooLong."""
     for content in iter(functools.partial(stream.readline, LONGEST_RECORD + 1), b""):
         if len(content) > LONGEST_RECORD:
@@ -222,7 +222,7 @@ class _TooLong(DataError):
         super().__init__(f"the {what} that follows has more than {LONGEST_RECORD:,} bytes")
 
 
-def _whole(stream: BinaryIO) -> Iterator[_Record]:
+def _whole(stream: io.BufferedReader) -> Iterator[_Record]:
     whole = io.BytesIO()
     while piece := stream.read(READ_BYTES):
         whole.write(piece)
@@ -232,7 +232,7 @@ def _whole(stream: BinaryIO) -> Iterator[_Record]:
     yield _Record(len(content), len(content), content.removeprefix(BYTE_ORDER_MARK))
 
 
-def _paragraphs(stream: BinaryIO) -> Iterator[_Record]:
+def _paragraphs(stream: io.BufferedReader) -> Iterator[_Record]:
     """Runs of lines that are not blank, each with the line ends inside it."""
     position = size = 0
     lines: list[bytes] = []
@@ -261,7 +261,7 @@ def _rows(path: str, keys: Sequence[str], skip: int) -> Iterator[_Record]:
         yield _Record(number, size, row)
 
 
-def _open(path: str) -> tuple[BinaryIO, tuple[type[Exception], ...]]:
+def _open(path: str) -> tuple[io.BufferedReader, tuple[type[Exception], ...]]:
     """The uncompressed bytes of `path`, and the exceptions that reading them may raise."""
     if is_compressed(path) and os.path.isfile(path) and os.path.getsize(path) == 0:
         raise DataError(f"{path}: an empty file, which is no compressed one: was it copied whole?")
@@ -272,9 +272,10 @@ def _open(path: str) -> tuple[BinaryIO, tuple[type[Exception], ...]]:
             return io.BufferedReader(WaitingInput(sys.stdin.fileno()), READ_BYTES), (OSError,)
         if path.lower().endswith(".gz"):
             return io.BufferedReader(gzip.GzipFile(path, "rb"), READ_BYTES), (OSError, EOFError, zlib.error)
-        file = open(path, "rb", buffering=READ_BYTES)  # noqa: SIM115 - closed by the reader
+        raw = open(path, "rb", buffering=0)  # noqa: SIM115 - closed by the reader
     except OSError as error:
         raise DataError(f"{path}: cannot be opened: {error.strerror or error}") from None
+    file = io.BufferedReader(raw, READ_BYTES)
     if not path.lower().endswith((".zst", ".zstd")):
         return file, (OSError,)
     try:

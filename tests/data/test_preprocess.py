@@ -14,6 +14,7 @@ import zstandard
 
 from megalite.data import preprocess as module
 from megalite.data.dataset_info import read_info
+from megalite.data.documents import Lines
 from megalite.data.errors import DataError
 from megalite.data.indexed_dataset import open_dataset
 from megalite.data.inputs import find_inputs
@@ -215,7 +216,7 @@ def test_memory_in_flight_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyP
     read: list[bytes] = []
     original = module.parse_strings
 
-    def counted(lines: Sequence[bytes], keys: Sequence[str]) -> list[list[str]] | None:
+    def counted(lines: Lines, keys: Sequence[str]) -> list[list[str]] | None:
         read.extend(lines)
         if len(read) > 60:
             raise AssertionError("read too far ahead")
