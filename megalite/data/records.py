@@ -275,7 +275,7 @@ def _open(path: str) -> tuple[io.BufferedReader, tuple[type[Exception], ...]]:
         raw = open(path, "rb", buffering=0)  # noqa: SIM115 - closed by the reader
     except OSError as error:
         raise DataError(f"{path}: cannot be opened: {error.strerror or error}") from None
-    file = io.BufferedReader(raw, READ_BYTES)
+    file: io.BufferedReader = io.BufferedReader(raw, READ_BYTES)
     if not path.lower().endswith((".zst", ".zstd")):
         return file, (OSError,)
     try:
