@@ -12,6 +12,7 @@ tools/merge_datasets.py.
 from __future__ import annotations
 
 import argparse
+import gc
 import os
 import sys
 from collections.abc import Sequence
@@ -182,6 +183,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     from megalite.data.tokenizer import build_tokenizer
 
     _C.keep_freed_memory(KEPT_BYTES)
+    gc.freeze()  # what was imported is not looked through again with the texts of each batch
     try:
         tokenizer = build_tokenizer(
             args,
