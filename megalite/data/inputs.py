@@ -252,7 +252,7 @@ def take_partition(parts: Sequence[Part], index: int, partitions: int) -> list[P
     taken, position = [], 0
     for part, size in zip(parts, sizes, strict=True):
         start, end = max(0, low - position), min(size, high - position)
-        if part.format == "json" and not part.path.endswith(COMPRESSED):
+        if part.format == "json" and not is_compressed(part.path):
             if start < end:
                 taken.append(part._replace(start=start, end=end))
         elif low <= position < high or (position == total and index == partitions - 1):

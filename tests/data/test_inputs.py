@@ -389,6 +389,14 @@ def test_empty_files_at_the_end_belong_to_the_last_partition(tmp_path: Path) -> 
     assert [part for i in range(2) for part in take_partition(empty, i, 2)] == empty
 
 
+@pytest.mark.parametrize("name", ["in.jsonl.gz", "IN.JSONL.GZ", "IN.ZST"])
+def test_a_compressed_file_is_in_one_share(tmp_path: Path, name: str) -> None:
+    """Cut inside, by the bytes of the file, it would lose lines."""
+    (tmp_path / name).write_bytes(b"compressed")
+    whole = find_inputs([str(tmp_path / name)])
+    assert [take_partition(whole, share, 3) for share in range(3)] == [whole, [], []]
+
+
 def test_the_order_of_files_of_one_name_is_told_apart(tmp_path: Path) -> None:
     for folder in ("here/x", "here/y", "there/x", "there/y"):
         (tmp_path / folder).mkdir(parents=True)
