@@ -1,5 +1,5 @@
 """What lies in folders and what patterns match. What cannot be looked at, as on storage that fails for a
-moment, is an error: Python's `glob`, `os.walk` and `os.path` take it for what is not there.
+moment, is an error; Python's `glob`, `os.walk` and `os.path` would take it for missing.
 """
 
 from __future__ import annotations
@@ -35,10 +35,11 @@ def is_folder(path: str) -> bool:
 
 
 def below(top: str, shown: Callable[[str], bool]) -> Iterator[tuple[str, int]]:
-    """Paths and modes of all in the folder `top`, at any depth and behind links, but for what is not `shown`
-    and what is in it. Raises DataError, also for a link that leads back, so that there would be no end.
+    """Path and `st_mode` of all that is in the folder `top`, at any depth and behind links, but for what is
+    not `shown` and what is in it. Raises DataError, also for a link that leads back, so that there would be
+    no end.
     """
-    folders: list[tuple[str, tuple[str, ...]]] = [(top, ())]  # each with the real ones on the way to it
+    folders: list[tuple[str, tuple[str, ...]]] = [(top, ())]  # each with the real paths of those it lies in
     while folders:
         folder, way = folders.pop()
         try:

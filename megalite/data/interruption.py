@@ -1,5 +1,5 @@
-"""Ctrl-C ends a data tool with one line, as soon as the C++ call that the main thread is in returns; of a
-terminal the cursor is shown again, also after SIGTERM.
+"""Ctrl-C ends a data tool with one line, as soon as the C++ call that the main thread is in returns. Behind
+it and SIGTERM the terminal shows its cursor again.
 """
 
 from __future__ import annotations

@@ -14,8 +14,8 @@ ROWS_AT_ONCE = 256  # or fewer of large ones; of 1 MiB each where a dictionary r
 
 
 def read_rows(path: str, keys: Sequence[str], skip: int = 0) -> Iterator[tuple[Any, int]]:
-    """The rows of `path` behind the first `skip`, each with its bytes: a dict that has the columns which hold
-    `keys`, or the DataError that making it raised.
+    """The rows of `path` behind the first `skip`, each with its size in bytes: a dict of the columns that
+    hold `keys`, or the DataError that making it raised.
 
     Raises DataError naming the file and the last good row when it cannot be read whole.
     """
@@ -30,12 +30,8 @@ def read_rows(path: str, keys: Sequence[str], skip: int = 0) -> Iterator[tuple[A
         raise DataError(f"{path}: cannot be opened: {error.strerror or error}") from None
     number = 0
     try:
-        with (
-            closing(stream),
-            pyarrow.parquet.ParquetFile(
-                stream, buffer_size=READ_BYTES, page_checksum_verification=True
-            ) as file,
-        ):
+        how = {"buffer_size": READ_BYTES, "page_checksum_verification": True}
+        with closing(stream), pyarrow.parquet.ParquetFile(stream, **how) as file:
             known = file.schema_arrow.names
             paths = [file.schema.column(i).path for i in range(len(file.schema))]
             absent = [missing_key(key, known) for key in keys if not {key, _outer(key)}.intersection(known)]
@@ -50,12 +46,8 @@ def read_rows(path: str, keys: Sequence[str], skip: int = 0) -> Iterator[tuple[A
                     number += 1
                     if number > skip:
                         yield absent[0] if absent else row, size
-    except (
-        OSError,
-        UnicodeDecodeError,
-        _Missing,
-        pyarrow.ArrowException,
-    ) as error:  # also of a column's name
+    # UnicodeDecodeError is of a column's name.
+    except (OSError, UnicodeDecodeError, _Missing, pyarrow.ArrowException) as error:
         raise DataError(f"{path}: after row {number}: cannot be read: {error}") from None
 
 
@@ -103,8 +95,9 @@ def _batches(file: Any, columns: Sequence[str]) -> Iterator[Any]:
 
 
 def _rows_at_once(group: Any) -> int:
-    """How many rows of a row group with this metadata have some READ_BYTES in all its columns: to look at one
-    that is damaged or encrypted ends the process, as pyarrow 26 does not catch what is thrown there.
+    """How many rows of a row group with this metadata have some READ_BYTES, with all of its columns: asking
+    for the size of a single one that is damaged or encrypted aborts the process, as pyarrow 26 does not catch
+    what is thrown there.
     """
     return max(1, min(ROWS_AT_ONCE, READ_BYTES * group.num_rows // max(group.total_byte_size, 1)))
 

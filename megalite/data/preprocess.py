@@ -138,10 +138,10 @@ def preprocess(
 ) -> list[DatasetInfo]:
     """Write the datasets of `plan`, one a key, and a small JSON beside each; returns what was written.
 
-    `read_back` is called, while what an interrupted run wrote is read, with the bytes of a piece and of all;
-    `warn` is told why an interrupted run is not continued. Continues one of the same plan over the same
-    inputs. Raises DataError naming file and line
-    for input that cannot be used; what was done until then stays for the next run.
+    Continues an interrupted run of the same plan over the same inputs: while what that wrote is read,
+    `read_back` is called with the bytes of each piece and of all; `warn` is told why one is not continued.
+    Raises DataError naming file and line for input that cannot be used; what was done until then stays for
+    the next run.
     """
     _check_outputs(plan)
     tokenizer.check_encodes()

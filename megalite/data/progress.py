@@ -23,13 +23,13 @@ class _Display:
     """A bar or lines on standard error; nothing before the first `draw`."""
 
     def __init__(self, line_seconds: float) -> None:
-        """`line_seconds`: at least so long between lines."""
+        """`line_seconds`: between lines at least."""
         self._line_seconds = line_seconds
         self._bar: Bar | None = None
         self.begin()
 
     def begin(self) -> None:
-        """The work begins now."""
+        """Rates count from now on."""
         self._start = self._last = time.monotonic()
 
     @property
@@ -37,7 +37,7 @@ class _Display:
         return max(time.monotonic() - self._start, 1e-9)
 
     def draw(self, text: str, done: int, total: int | None, first: int = 0, line: bool = True) -> bool:
-        """`done` of `total` bytes, of which others did `first`; a line is written if one may be. Returns
+        """`done` of `total` bytes, the `first` of them by an earlier run; `line`: one may be written. Returns
         whether one was.
         """
         now = time.monotonic()
@@ -98,7 +98,7 @@ class ReadingDisplay:
         self.stop()
 
     def stop(self) -> None:
-        """Another display may take the terminal."""
+        """Leave the terminal to another display."""
         self._display.stop()
 
     def show(self, size: int, total: int) -> None:

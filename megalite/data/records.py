@@ -55,8 +55,8 @@ def read_records(
     skip: int = 0,
     offset: int = 0,
 ) -> Iterator[Records]:
-    """The records of `part` behind the first `skip`, which end at `offset`; so many at a time that they reach
-    `most_bytes` or `most_records`.
+    """The records of `part` behind the first `skip`, which end at `offset` as in `Records`; so many at a time
+    that they reach `most_bytes` or `most_records`.
 
     Raises DataError naming the file and the last good record when it cannot be opened, read or decompressed,
     and for a record of more than LONGEST_RECORD.
@@ -84,7 +84,7 @@ def read_records(
 def _grouped(
     records: Iterator[_Record], most_bytes: int, most_records: int, number: int
 ) -> Iterator[Records]:
-    """`records`, which follow record `number`, in groups; those before an error come before it."""
+    """`records`, which follow record `number`, in groups; those before an error are handed on before it."""
     contents: list[Any] = []
     size = offset = 0
     try:
@@ -168,8 +168,8 @@ def _grouped_lines(
 
 
 def _blocks(stream: io.BufferedReader, size: int) -> Iterator[bytes]:
-    """Whole lines, some `size` bytes at a time or a single one that is longer; those before an error come
-    before it. Raises _TooLong.
+    """Whole lines, some `size` bytes at a time or a single one that is longer; those before an error are
+    handed on before it. Raises _TooLong.
     """
     whole: list[memoryview] = []
     begun: list[memoryview] = []  # the line behind them

@@ -1,4 +1,4 @@
-"""Temporary names of what one process writes: of several that write the same, none takes another's away."""
+"""Temporary names, of each process its own, so that several may write one file at once."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from pathlib import Path
 
 
 def temporary_name(path: Path) -> Path:
-    """That of this process, for what will be `path`."""
+    """Where this process writes what will be `path`."""
     return path.with_name(f"{path.name}.{os.uname().nodename}.{os.getpid()}.partial")
 
 
 def left_behind(path: Path) -> list[Path]:
-    """What processes of this node that have ended left of `path`; what other nodes write is theirs."""
+    """What processes of this node left of `path` when they were killed; what other nodes write is theirs."""
     partials = path.parent.glob(f"{glob.escape(path.name)}.{os.uname().nodename}.*.partial")
     return [partial for partial in partials if not _is_running(partial.name.split(".")[-2])]
 

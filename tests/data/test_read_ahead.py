@@ -273,7 +273,7 @@ def test_a_worker_that_dies_while_it_hands_over_is_not_waited_for() -> None:
 
 
 def fails_here(call: Callable[..., object], number: int, error: Exception) -> Callable[..., object]:
-    """What does as `call`, but for its call of this number in this process."""
+    """`call`, which raises `error` instead when it is called for the `number`th time in this process."""
     here, calls = os.getpid(), itertools.count(1)
 
     def limited(*args: object) -> object:

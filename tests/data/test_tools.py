@@ -16,13 +16,7 @@ from pathlib import Path
 import pytest
 
 from megalite.data import preprocess
-from tests.data.corpora import (
-    NULL,
-    TOOLS,
-    tool,
-    write_dataset,
-    write_lines,
-)
+from tests.data.corpora import NULL, TOOLS, tool, write_dataset, write_lines
 
 
 @pytest.mark.parametrize("partitions", [1, 3, 7, 40])
