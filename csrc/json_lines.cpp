@@ -1,7 +1,7 @@
 // The texts under some keys of JSON lines, as most corpora have them: an object a line with a string under each key.
 //
-// Anything else is declined, valid or not, and left to a JSON library; what is accepted has the library's result. A library would
-// make an object of each line first, and of each value in it.
+// Anything else is declined, valid or not, and left to a JSON library; what is accepted has the library's result. That saves the
+// objects which a library makes of each line and of each value in it.
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
@@ -19,7 +19,7 @@ namespace py = pybind11;
 
 namespace {
 
-// Of values that are passed over, far below what the libraries take: what those refuse must not be accepted.
+// Of values that are passed over; far below the limits of the libraries, as nothing that they refuse may be accepted.
 constexpr int kDeepest = 64;
 constexpr ptrdiff_t kLongestNumber = 300;
 
@@ -67,12 +67,12 @@ void check_utf8(std::string_view text) {
 // Reads the values of lines. Every function throws Declined for what it does not know.
 class Reader {
   public:
-    // `space` has room for as many bytes.
+    // `space` has room for as many bytes as there are from `begin` to `end`.
     Reader(const uint8_t *begin, const uint8_t *end, uint8_t *space) : at_(begin), end_(end), space_(space) {}
 
     bool at_end() const { return at_ == end_; }
 
-    // Whether `byte` is next behind white space of this line; then it is passed.
+    // Passes white space, but no line end, and `byte` where that is next; returns whether it was.
     bool take(uint8_t byte) {
         while (at_ < end_ && (*at_ == ' ' || *at_ == '\t' || *at_ == '\r')) ++at_;
         return pass_byte(byte);
@@ -86,7 +86,7 @@ class Reader {
         if (!take('\n') && !at_end()) throw Declined();
     }
 
-    // Without its escapes; valid until the next is read.
+    // The string that is next, its escapes resolved; valid until another is read.
     std::string_view string() {
         expect('"');
         const uint8_t *from = at_;
@@ -172,7 +172,7 @@ class Reader {
         return value;
     }
 
-    // Writes what an escape stands for, which is shorter; returns where the text goes on.
+    // Passes an escape and writes the UTF-8 of what it stands for, which is shorter, to `to`; returns its end.
     uint8_t *escape(uint8_t *to) {
         static constexpr std::string_view names = "\"\\/bfnrt", bytes = "\"\\/\b\f\n\r\t";
         if (!pass_byte('\\') || at_ == end_) throw Declined(); // a control character, or no end

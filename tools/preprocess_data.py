@@ -90,7 +90,7 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
         choices=["stop", "skip"],
         default="stop",
         help="At a document that cannot be used: stop (default), or leave it out and list it in "
-        "PREFIX_KEY_document.skipped.jsonl, of several keys the first.",
+        "PREFIX_KEY_document.skipped.jsonl (KEY: the first of several).",
     )
     work = parser.add_argument_group("work")
     work.add_argument(

@@ -17,6 +17,7 @@ class Lines(Sequence[bytes]):
     """Consecutive lines, as they stand in a file."""
 
     def __init__(self, block: bytes, count: int) -> None:
+        """`count`: how many lines `block` has."""
         self.block = block
         self._count = count
 
@@ -55,8 +56,8 @@ def parse_document(
 
 
 def parse_strings(lines: Lines, keys: Sequence[str]) -> list[list[str]] | None:
-    """For each of `keys` the texts of JSON lines, as `parse_document` has them, when every line holds one
-    string a key, as most do; None when one does not.
+    """For each of `keys` the texts of JSON lines, one a line, as `parse_document` has them. None unless every
+    line has a string under each key, as most do, and nothing unusual beside it.
     """
     names = [key.encode(errors="surrogatepass") for key in keys]  # a flag may hold what is no text
     texts: list[list[str]] | None = _C.texts_of_lines(lines.block, names)
