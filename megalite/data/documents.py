@@ -59,8 +59,7 @@ def parse_strings(lines: Lines, keys: Sequence[str]) -> list[list[str]] | None:
     """For each of `keys` the texts of JSON lines, one a line, as `parse_document` has them. None unless every
     line has a string under each key, as most do, and nothing unusual beside it.
     """
-    names = [key.encode(errors="surrogatepass") for key in keys]  # a flag may hold what is no text
-    texts: list[list[str]] | None = _C.texts_of_lines(lines.block, names)
+    texts: list[list[str]] | None = _C.texts_of_lines(lines.block, keys)
     return texts
 
 

@@ -130,10 +130,6 @@ def test_the_last_of_two_equal_keys_counts_whatever_their_spelling() -> None:
     assert parse_strings(Lines(block, 2), ["text"]) == [["b", "\u00e9\n\U0001f600"]]
 
 
-def test_a_key_that_is_no_text_is_in_no_line() -> None:
-    assert parse_strings(Lines(PLAIN.encode(), 1), ["\udcff"]) is None
-
-
 @pytest.mark.parametrize("read", [2, 7, 64, 1 << 20])
 @pytest.mark.parametrize("end", [b"\n", b""])
 def test_lines_in_groups_are_the_lines_of_the_file(
