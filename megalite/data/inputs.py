@@ -134,8 +134,9 @@ def _find_files(patterns: Sequence[str], warn: Callable[[str], None]) -> list[st
 
 def _files_matching(pattern: str, warn: Callable[[str], None]) -> list[str]:
     """The files that `pattern` matches, and those in the folders that it matches, each once."""
-    names = Path(pattern).parts
-    all_matched = "**" in names and os.path.basename(pattern) in ("*", "**")  # that is in folders
+    folder, name = os.path.split(pattern)
+    # What is in a folder that matches is matched itself.
+    all_matched = name == "**" or (name == "*" and os.path.basename(folder) == "**")
     found: list[str] = []
     for match in filter(None, matches(pattern)):
         mode = mode_of(match)
