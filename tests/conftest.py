@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 
 import pytest
@@ -18,6 +19,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="how often to go through every layout, variant and schedule; 0 (default): each layout once",
     )
     group.addoption("--matrix-seed", type=int, default=0, help="seed of what is drawn (default: 0)")
+
+
+def pytest_configure() -> None:
+    """Processes that tests interrupt must not ignore it, as all do that a script starts in the background."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")

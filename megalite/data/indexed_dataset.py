@@ -85,7 +85,7 @@ class DatasetWriter:
         prefix: str, dtype: str, state: WriterState, read: Callable[[int], None] = lambda _: None
     ) -> bool:
         """Whether an interrupted run's files hold at least `state`. All of that is read: another run that was
-        killed may have left its own under the same names, or a disk have lost some.
+        killed may have left its own under the same names, or a disk may have lost some.
 
         `read` is called with the bytes of each piece.
         """

@@ -62,7 +62,7 @@ def check_picture(path: Path) -> None:
 
 
 def draw_png(histograms: Mapping[str, Sequence[Bin]], path: Path) -> None:
-    """The same of datasets, by name, as one picture: shares of the sequences and of the tokens. Raises
+    """The histograms of datasets, by name, in one picture: shares of the sequences and of the tokens. Raises
     DataError.
     """
     os.environ["MPLBACKEND"] = "agg"  # that of a notebook, around this process, may not be installed for it
