@@ -52,7 +52,7 @@ def main() -> int:
             text=True,
             check=False,
         )
-        return done.stderr if done.returncode else ""
+        return f"{done.stderr}ended with code {done.returncode}; " if done.returncode else ""
 
     ray.init(address=flags.address, log_to_driver=False)
     waiting = {share.remote(index): index for index in range(flags.partitions)}

@@ -8,14 +8,14 @@
 #SBATCH --cpus-per-task=16
 #SBATCH --requeue
 set -euo pipefail
+shopt -s nullglob extglob
 
 tools=${SLURM_SUBMIT_DIR:-.}/tools # sbatch runs a copy of this script, so the checkout is where it was submitted
 python=${PYTHON:-python3}
 
 if [[ $1 == merge ]]; then
     prefix=$2 key=${3:-text}
-    shopt -s nullglob
-    parts=("$prefix"_part*_"$key"_document.idx)
+    parts=("$prefix"_part+([0-9])of+([0-9])_"$key"_document.idx)
     exec "$python" "$tools/merge_datasets.py" --input "${parts[@]%.idx}" --output-prefix "${prefix}_${key}_document"
 fi
 

@@ -9,6 +9,7 @@ import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -59,15 +60,10 @@ def merge(
     state = writer.complete()
     if info is None:
         writer.publish()
-        return state
-    whole = replace(
-        info,
-        tokens=state.tokens,
-        sequences=state.sequences,
-        documents=state.documents,
-        crc32=state.checksum,
-    )
-    publish_with_info([(writer, whole)])
+    else:
+        counts = {"tokens": state.tokens, "sequences": state.sequences, "documents": state.documents}
+        publish_with_info([(writer, replace(info, crc32=state.checksum, **counts))])
+    Path(f"{output_prefix}.skipped.jsonl").unlink(missing_ok=True)  # of the dataset that was replaced
     return state
 
 

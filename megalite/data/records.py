@@ -165,11 +165,13 @@ def _grouped_lines(
             if lines := block[start + mark : end]:  # or it is nothing but the mark: an empty file
                 yield Records(number, position, end - start, Lines(lines, count))
             start = end
+        if position >= until:  # what stands behind is not read: it may be a long line, or damaged
+            return
 
 
 def _blocks(stream: io.BufferedReader, size: int) -> Iterator[bytes]:
-    """Whole lines, some `size` bytes at a time or a single one that is longer; those before an error are
-    handed on before it. Raises _TooLong.
+    """Whole lines, some `size` bytes at a time; one that is longer by itself, and those before it, or before
+    an error, first. Raises _TooLong.
     """
     whole: list[memoryview] = []
     begun: list[memoryview] = []  # the line behind them
@@ -186,21 +188,32 @@ def _blocks(stream: io.BufferedReader, size: int) -> Iterator[bytes]:
         if begun_bytes + (first or len(piece)) > LONGEST_RECORD:
             failure, piece, cut = _TooLong("line"), b"", 0
         view = memoryview(piece)
+        if first > 0 and begun_bytes >= size:
+            begun.append(view[:first])
+            yield _joined(begun)
+            begun_bytes, view, cut = 0, view[first:], cut - first
         if cut > 0:
             whole += [*begun, view[:cut]]
             whole_bytes += begun_bytes + cut
             begun, begun_bytes = [], 0
         begun.append(view[cut:])
         begun_bytes += len(view) - cut
-        if whole and (whole_bytes >= size or ended or failure is not None):
-            yield b"".join(whole)
-            whole, whole_bytes = [], 0
+        if whole and (max(whole_bytes, begun_bytes) >= size or ended or failure is not None):
+            yield _joined(whole)
+            whole_bytes = 0
         if ended:
             break
     if failure is not None:
         raise failure
     if begun_bytes > 0:
-        yield b"".join(begun)
+        yield _joined(begun)
+
+
+def _joined(pieces: list[memoryview]) -> bytes:
+    """Their bytes; none is held any longer."""
+    joined = b"".join(pieces)
+    pieces.clear()
+    return joined
 
 
 def _first_line_start(file: io.BufferedReader, start: int) -> int:

@@ -92,6 +92,8 @@ class RunState:
             raise NotContinued("standard input and pipes give nothing again")
         try:
             content = orjson.loads(text)
+            if content["hash"] != _hash([content[name] for name in ("place", "written", "skipped")]):
+                raise ValueError("was changed")
             recipe, inputs = content["run"]["recipe"], content["run"]["inputs"]
             written = [WriterState(*state) for state in content["written"]]
             count, size = content["skipped"]
@@ -108,17 +110,17 @@ class RunState:
 
     def save(self, checkpoint: Checkpoint) -> None:
         """Replace the file by `checkpoint`, whose output must have reached the files before."""
-        content = orjson.dumps(
-            {
-                "run": self.run,
-                "place": list(checkpoint.place),
-                "written": [list(state or ()) for state in checkpoint.written],
-                "skipped": checkpoint.skipped,
-            }
-        )
+        place, written = list(checkpoint.place), [list(state or ()) for state in checkpoint.written]
+        content = {
+            "run": self.run,
+            "place": place,
+            "written": written,
+            "skipped": checkpoint.skipped,
+            "hash": _hash([place, written, checkpoint.skipped]),
+        }
         temporary = self.path.with_name(f"{self.path.name}.partial")
         with writing(temporary), temporary.open("wb") as file:
-            file.write(content)
+            file.write(orjson.dumps(content))
             file.flush()
             os.fsync(file.fileno())
         temporary.rename(self.path)

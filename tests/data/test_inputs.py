@@ -309,7 +309,9 @@ def test_a_corpus_with_the_name_of_a_description_is_read(
     monkeypatch.chdir(tmp_path)
     Path("wiki_en_document.json").write_text('{"text": "a"}\n')
     flags = ["--output-prefix", "wiki", "--tokenizer-type", "ByteLevelTokenizer", "--workers", "1"]
-    for given in (["wiki_en_document.json"], ["*.json"], sorted(map(str, Path().glob("*")))):
+    Path("wiki_text_document.cache").mkdir()  # as a training run makes it
+    Path("wiki_text_document.cache/0.npz.lock").write_text("process 1")
+    for given in (["wiki_en_document.json"], ["*.json"], sorted(map(str, Path().glob("*.*")))):
         assert preprocess_data.main(["--input", *given, *flags]) == 0
         assert open_dataset("wiki_text_document").stream().tolist() == list(b"a")
     capsys.readouterr()

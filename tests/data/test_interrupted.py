@@ -98,6 +98,7 @@ class Versioned(NullTokenizer):
         (NullTokenizer(100, 9), {"append_eod": True}, "its options, its tokenizer or the version"),
         (NullTokenizer(100, 9), {"changed": True}, "its inputs were others, or have changed since"),
         (NullTokenizer(100, 9), {"damaged": True}, "this file of it is damaged"),
+        (NullTokenizer(100, 9), {"altered": True}, "this file of it is damaged"),
     ],
 )
 def test_a_run_that_is_not_continued_says_why(
@@ -118,6 +119,10 @@ def test_a_run_that_is_not_continued_says_why(
         os.utime(path, (1, 1))
     if fields.pop("damaged", False):
         state.write_bytes(state.read_bytes()[:40])
+    if fields.pop("altered", False):
+        content = json.loads(state.read_text())
+        content["place"][1] -= 2
+        state.write_text(json.dumps(content))
     (info,) = preprocess(
         plan(path, tmp_path / "out", skip_errors=True, **fields), tokenizer, warn=told.append
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import random
+import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -175,3 +176,25 @@ def test_lines_before_an_error_come_before_it() -> None:
     assert next(blocks) == b"a\nbc\n"
     with pytest.raises(OSError, match="broken"):
         next(blocks)
+
+
+def test_what_stands_behind_a_share_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(records, "LONGEST_RECORD", 1000)
+    path = tmp_path / "in.jsonl"
+    path.write_bytes(b"short\n" * 10 + b"x" * 2000 + b"\n")
+    for end in (59, 60):
+        groups = read_records(Part(str(path), "json", 0, end), [], 200)
+        assert [content for group in groups for content in group.contents] == [b"short\n"] * 10
+
+
+def test_a_long_line_comes_by_itself(tmp_path: Path) -> None:
+    long = b"x" * (8 << 20) + b"\n"
+    path = tmp_path / "in.jsonl"
+    path.write_bytes(b"short\n" * 10 + long + b"short\n" * 5)
+    groups = read_records(Part(str(path), "json"), [], 1 << 20)
+    tracemalloc.start()
+    counts = [len(group.contents) for group in groups]
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert counts == [10, 1, 5]
+    assert peak < 2.6 * len(long)  # as it was read, and in one piece

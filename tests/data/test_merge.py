@@ -68,8 +68,10 @@ def test_a_part_that_is_not_what_its_description_says(tmp_path: Path) -> None:
     parts = [f"{tmp_path}/{name}_text_document" for name in "ab"]
     for part, texts in zip(parts, (["one", "two"], ["three"]), strict=True):
         run(find_inputs([lines(tmp_path / "in.jsonl", texts)]), Path(part.removesuffix("_text_document")))
+    (tmp_path / "twice.skipped.jsonl").write_text("{}\n")  # of a dataset that was there before
     merge([parts[0], parts[0]], str(tmp_path / "twice"))
     assert (tmp_path / "twice.json").is_file()
+    assert not (tmp_path / "twice.skipped.jsonl").exists()
     description, other = (Path(f"{part}.json") for part in parts)
     before = description.read_bytes()
     description.write_bytes(other.read_bytes())

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from megalite.data import preprocess
+from megalite.data.indexed_dataset import open_dataset
 from tests.data.corpora import NULL, TOOLS, tool, write_dataset, write_lines
 
 
@@ -63,6 +64,22 @@ def test_a_slurm_task_does_the_share_of_its_number(sample: Path, tmp_path: Path)
         )
         assert (found.returncode == 0, told in found.stderr) == (not told, True), found.stderr
     assert [path.name for path in tmp_path.glob("*.idx")] == ["p_part00001of00003_text_document.idx"]
+
+
+def test_slurm_merges_the_shares_of_the_key_that_is_given(tmp_path: Path) -> None:
+    corpus = tmp_path / "in.jsonl"
+    corpus.write_text('{"text": "1", "raw_text": "2"}\n' * 4)
+    out = ["--input", str(corpus), "--output-prefix", str(tmp_path / "p"), *NULL]
+    for index in "01":
+        share = ["--partitions", "2", "--partition-index", index, "--json-keys", "text", "raw_text"]
+        assert tool("preprocess_data")([*out, *share]) == 0
+    script = str(TOOLS.parent / "examples" / "data" / "preprocess_slurm.sh")
+    for key, token in (("text", 1), ("raw_text", 2)):
+        merge = ["bash", script, "merge", str(tmp_path / "p"), key]
+        environment = {**os.environ, "PYTHON": sys.executable, "SLURM_SUBMIT_DIR": str(TOOLS.parent)}
+        found = subprocess.run(merge, capture_output=True, text=True, check=False, env=environment)
+        assert found.returncode == 0, found.stderr
+        assert open_dataset(f"{tmp_path}/p_{key}_document").stream().tolist() == [token, 99] * 4
 
 
 def test_workers_without_a_number_are_the_cores_that_the_job_may_use(
