@@ -61,8 +61,14 @@ def merge(
     if info is None:
         writer.publish()
     else:
-        counts = {"tokens": state.tokens, "sequences": state.sequences, "documents": state.documents}
-        publish_with_info([(writer, replace(info, crc32=state.checksum, **counts))])
+        whole = replace(
+            info,
+            tokens=state.tokens,
+            sequences=state.sequences,
+            documents=state.documents,
+            crc32=state.checksum,
+        )
+        publish_with_info([(writer, whole)])
     Path(f"{output_prefix}.skipped.jsonl").unlink(missing_ok=True)  # of the dataset that was replaced
     return state
 
