@@ -170,8 +170,8 @@ def _grouped_lines(
 
 
 def _blocks(stream: io.BufferedReader, size: int) -> Iterator[bytes]:
-    """Whole lines, some `size` bytes at a time; one that is longer by itself, and those before it, or before
-    an error, first. Raises _TooLong.
+    """Whole lines, some `size` bytes at a time, and one that is longer by itself; those before an error are
+    handed on before it. Raises _TooLong.
     """
     whole: list[memoryview] = []
     begun: list[memoryview] = []  # the line behind them
@@ -186,7 +186,7 @@ def _blocks(stream: io.BufferedReader, size: int) -> Iterator[bytes]:
         ended = not piece
         first, cut = piece.find(b"\n") + 1, piece.rfind(b"\n") + 1
         if begun_bytes + (first or len(piece)) > LONGEST_RECORD:
-            failure, piece, cut = _TooLong("line"), b"", 0
+            failure, piece, first, cut = _TooLong("line"), b"", 0, 0
         view = memoryview(piece)
         if first > 0 and begun_bytes >= size:
             begun.append(view[:first])

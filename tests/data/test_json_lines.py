@@ -178,6 +178,15 @@ def test_lines_before_an_error_come_before_it() -> None:
         next(blocks)
 
 
+def test_nothing_of_a_line_is_handed_on_whose_last_piece_makes_it_too_long(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(records, "LONGEST_RECORD", 1000)
+    blocks = records._blocks(io.BufferedReader(io.BytesIO(b"x" * 1050 + b"\n")), 100)
+    with pytest.raises(DataError, match="the line that follows has more than 1,000 bytes"):
+        next(blocks)
+
+
 def test_what_stands_behind_a_share_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(records, "LONGEST_RECORD", 1000)
     path = tmp_path / "in.jsonl"
