@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -124,14 +125,14 @@ def test_a_rank_that_raises_ends_the_job_with_its_message() -> None:
     assert "rank      : 1 (local_rank: 1)" in done.stderr.split("Root Cause")[1]
 
 
-@pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="finds the rank through /proc")
-@pytest.mark.parametrize("killed", ["rank 0", "rank 1", "torchrun"])
-def test_a_process_that_is_killed_ends_the_job(killed: str, tmp_path: Path) -> None:
-    mark = f"STARTED_BY={tmp_path}"
+@contextlib.contextmanager
+def running(mark: str, iteration: int, *flags: str) -> Iterator[subprocess.Popen[str]]:
+    """A job with `mark` in its environment that has done so many iterations; it ends with the block."""
+    name, value = mark.split("=")
     process = subprocess.Popen(
-        command("--train-iters", "1000000", "--pipeline-model-parallel-size", "2"),
+        command(*flags),
         cwd=ROOT,
-        env={**environment(), "STARTED_BY": str(tmp_path)},
+        env={**environment(), name: value},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -140,7 +141,19 @@ def test_a_process_that_is_killed_ends_the_job(killed: str, tmp_path: Path) -> N
     watchdog.start()
     try:
         assert process.stdout is not None
-        assert any(" iteration        3/" in line for line in process.stdout), "the run never got going"
+        reached = f" iteration {iteration:8}/"
+        assert any(reached in line for line in process.stdout), "the run never got going"
+        yield process
+    finally:
+        watchdog.cancel()
+        kill_all(mark)
+
+
+@pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="finds the rank through /proc")
+@pytest.mark.parametrize("killed", ["rank 0", "rank 1", "torchrun"])
+def test_a_process_that_is_killed_ends_the_job(killed: str, tmp_path: Path) -> None:
+    mark = f"STARTED_BY={tmp_path}"
+    with running(mark, 3, "--train-iters", "1000000", "--pipeline-model-parallel-size", "2") as process:
         ranks = [processes_with(mark, f"RANK={rank}")[0] for rank in (0, 1)]
         victim = process.pid if killed == "torchrun" else ranks[int(killed[-1])]
         os.kill(victim, signal.SIGKILL)
@@ -152,36 +165,20 @@ def test_a_process_that_is_killed_ends_the_job(killed: str, tmp_path: Path) -> N
             assert process.returncode == 1, "the job must end by itself"
             assert f"Signal 9 (SIGKILL) received by PID {victim}" in errors
         assert not processes_with(mark), "no rank may outlive the job"
-    finally:
-        watchdog.cancel()
-        kill_all(mark)
 
 
 @pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="finds the rank through /proc")
 def test_torchrun_starts_a_job_anew_behind_its_last_checkpoint(tmp_path: Path) -> None:
-    mark = f"STARTED_BY={tmp_path}"
-    saving = ["--save", str(tmp_path / "run"), "--load", str(tmp_path / "run"), "--save-interval", "10"]
-    process = subprocess.Popen(
-        command("--train-iters", "100", "--eval-iters", "0", *saving, "--max-restarts", "1"),
-        cwd=ROOT,
-        env={**environment(), "STARTED_BY": str(tmp_path)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    watchdog = threading.Timer(LIMIT_SECONDS, kill_all, (mark,))
-    watchdog.start()
-    try:
-        assert process.stdout is not None
-        assert any(" iteration       15/" in line for line in process.stdout), "the run never got going"
+    mark, folder = f"STARTED_BY={tmp_path}", str(tmp_path / "run")
+    saving = ["--save", folder, "--load", folder, "--save-interval", "10"]
+    with running(
+        mark, 15, "--train-iters", "100", "--eval-iters", "0", *saving, "--max-restarts", "1"
+    ) as process:
         os.kill(processes_with(mark, "RANK=0")[0], signal.SIGKILL)
         output, errors = process.communicate()
-        assert process.returncode == 0, errors
-        assert " iteration      100/" in output
-        assert " iteration        1/" not in output, "the second start began at the beginning"
-    finally:
-        watchdog.cancel()
-        kill_all(mark)
+    assert process.returncode == 0, errors
+    assert " iteration      100/" in output
+    assert " iteration        1/" not in output, "the second start began at the beginning"
 
 
 def processes_with(*variables: str) -> list[int]:
