@@ -24,6 +24,8 @@ def why_unseen(path: str | Path) -> str | None:
         return None
     except OSError as error:
         return error.strerror
+    except ValueError as error:
+        return str(error)  # "embedded null byte"
     return None
 
 

@@ -95,6 +95,8 @@ def is_file(path: str | os.PathLike[str]) -> bool:
             return stat.S_ISREG(os.stat(path).st_mode)
         except (FileNotFoundError, NotADirectoryError):
             return False
+        except ValueError as error:  # a NUL in it
+            raise DataError(f"{path!r}: cannot be read: {error}") from None
 
 
 @contextlib.contextmanager

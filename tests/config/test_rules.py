@@ -618,6 +618,13 @@ def test_what_the_system_says_nothing_of(flag: str, tmp_path: Path) -> None:
     assert any(f"--{flag} {given}: " in error and "File name too long" in error for error in found), found
 
 
+def test_a_nul_in_a_list_of_datasets(tmp_path: Path) -> None:
+    listed = tmp_path / "list.txt"
+    listed.write_text("A\0B")
+    found = errors_of(minimal(f"--data-args-path {listed}", "--mock-data"))
+    assert any("embedded null byte" in error for error in found), found
+
+
 def test_per_split_paths_need_the_training_one(tmp_path: Path) -> None:
     there = write_dataset(tmp_path / "there")
     found = errors_of(minimal(f"--valid-data-path {there}", without="--mock-data"))

@@ -7,7 +7,9 @@ import multiprocessing
 import os
 import shutil
 import subprocess
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -144,7 +146,7 @@ def test_what_killed_builders_left_is_removed(tmp_path: Path) -> None:
     (entry,) = entries(tmp_path)
     child = subprocess.Popen(["true"])
     child.wait()
-    entry.rename(tmp_path / f"{entry.name}.{os.uname().nodename}.{child.pid}.partial")
+    entry.rename(tmp_path / f"{entry.name}.{os.uname().nodename}.{child.pid}.1.partial")
     cached_arrays(tmp_path, {"a": 1}, SPECS, lambda arrays: arrays[0].fill(1))
     assert entries(tmp_path) == [entry]
 
@@ -154,7 +156,10 @@ def test_what_others_are_building_is_left_alone(tmp_path: Path) -> None:
     cached_arrays(tmp_path, {"a": 1}, SPECS, lambda arrays: arrays[0].fill(1))
     (entry,) = entries(tmp_path)
     node = os.uname().nodename
-    others = [tmp_path / f"{entry.name}.{of}.partial" for of in (f"{node}.1", f"{node}-2.{1 << 30}")]
+    others = [
+        tmp_path / f"{entry.name}.{of}.partial"
+        for of in (f"{node}.1.1", f"{node}-2.{1 << 30}.1", f"{node}.b.{1 << 30}.1")
+    ]
     for partial in others:
         partial.mkdir()
     entry.rename(tmp_path / "away")
@@ -362,6 +367,34 @@ def test_without_locks_the_entry_of_another_is_not_taken_away(
     numbers, _ = cached_arrays(tmp_path / "cache", {"a": 1}, SPECS, build)
     assert numbers.tolist() == [1] * 5
     assert [path.stat().st_ino for path in entries(tmp_path / "cache")] == firsts != []
+
+
+def test_without_locks_threads_do_not_write_into_one_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As of a blend whose datasets have documents of the same lengths."""
+
+    def no_locks(*_: object) -> None:
+        raise OSError(37, "No locks available")
+
+    def slow(arrays: list[np.ndarray]) -> None:
+        begun.set()
+        assert ended.wait(timeout=30)
+        arrays[0].fill(7)
+
+    def fast(arrays: list[np.ndarray]) -> None:
+        arrays[0].fill(7)
+        others.append(pool.submit(cached_arrays, tmp_path / "cache", {"a": 1}, SPECS, slow))
+        assert begun.wait(timeout=30)
+
+    monkeypatch.setattr(index_cache.fcntl, "flock", no_locks)
+    begun, ended, others = threading.Event(), threading.Event(), []
+    with ThreadPoolExecutor(1) as pool:
+        numbers, _ = cached_arrays(tmp_path / "cache", {"a": 1}, SPECS, fast)
+        found = numbers.tolist()
+        ended.set()
+        assert (found, others[0].result()[0].tolist()) == ([7] * 5, [7] * 5)
+    assert [path.suffix for path in entries(tmp_path / "cache")] == [""]
 
 
 def test_full_disk_falls_back_to_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

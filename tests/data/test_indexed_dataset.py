@@ -142,6 +142,11 @@ def test_a_name_that_leaves_no_room_for_that_of_the_description(tmp_path: Path) 
         read_info(prefix)
 
 
+def test_a_nul_in_the_name_of_a_dataset() -> None:
+    with pytest.raises(DataError, match=r"'a\\x00b\.idx': cannot be read: embedded null byte"):
+        open_dataset("a\0b")
+
+
 def test_empty_dataset(tmp_path: Path) -> None:
     dataset = open_dataset(write_dataset(tmp_path / "empty", []))
     assert (dataset.sequences, dataset.tokens, len(dataset.stream())) == (0, 0, 0)

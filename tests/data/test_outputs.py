@@ -92,7 +92,7 @@ def test_files_that_several_write_at_a_time(tmp_path: Path, monkeypatch: pytest.
     path, node = tmp_path / "[a]", os.uname().nodename
     ended = subprocess.Popen(["true"])
     ended.wait()
-    for left in (f"{node}.{ended.pid}", "othernode.1"):
+    for left in (f"{node}.{ended.pid}.1", "othernode.1.1"):
         (tmp_path / f"[a].{left}.partial").touch()
     with replacing(path) as first:
         first.write_text("first")
@@ -101,7 +101,7 @@ def test_files_that_several_write_at_a_time(tmp_path: Path, monkeypatch: pytest.
             other.write_text("other")
         assert path.read_text() == "other"
     assert path.read_text() == "first"
-    assert sorted(each.name for each in tmp_path.iterdir()) == ["[a]", "[a].othernode.1.partial"]
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["[a]", "[a].othernode.1.1.partial"]
 
 
 def test_a_run_that_fails_leaves_nothing_for_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
