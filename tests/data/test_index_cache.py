@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -388,7 +388,8 @@ def test_without_locks_threads_do_not_write_into_one_folder(
         assert begun.wait(timeout=30)
 
     monkeypatch.setattr(index_cache.fcntl, "flock", no_locks)
-    begun, ended, others = threading.Event(), threading.Event(), []
+    begun, ended = threading.Event(), threading.Event()
+    others: list[Future[list[np.ndarray]]] = []
     with ThreadPoolExecutor(1) as pool:
         numbers, _ = cached_arrays(tmp_path / "cache", {"a": 1}, SPECS, fast)
         found = numbers.tolist()
