@@ -170,8 +170,8 @@ def _grouped_lines(
 
 
 def _blocks(stream: io.BufferedReader, size: int) -> Iterator[bytes]:
-    """Whole lines, some `size` bytes at a time, and one that is longer by itself; those before an error are
-    handed on before it. Raises _TooLong.
+    """Whole lines, half of `size` or more bytes at a time, and one that is longer by itself; those before an
+    error are handed on before it. Raises _TooLong.
     """
     whole: list[memoryview] = []
     begun: list[memoryview] = []  # the line behind them
@@ -198,7 +198,7 @@ def _blocks(stream: io.BufferedReader, size: int) -> Iterator[bytes]:
             begun, begun_bytes = [], 0
         begun.append(view[cut:])
         begun_bytes += len(view) - cut
-        if whole and (max(whole_bytes, begun_bytes) >= size or ended or failure is not None):
+        if whole and (2 * max(whole_bytes, begun_bytes) >= size or ended or failure is not None):
             yield _joined(whole)
             whole_bytes = 0
         if ended:

@@ -207,3 +207,11 @@ def test_a_long_line_comes_by_itself(tmp_path: Path) -> None:
     tracemalloc.stop()
     assert counts == [10, 1, 5]
     assert peak < 2.6 * len(long)  # as it was read, and in one piece
+
+
+def test_groups_have_the_size_that_is_asked_for(tmp_path: Path) -> None:
+    path = tmp_path / "in.jsonl"
+    path.write_bytes((b"x" * 99 + b"\n") * 50_000)
+    sizes = [group.size for group in read_records(Part(str(path), "json"), [], 1 << 20, 1 << 30)]
+    assert sum(sizes) == 5_000_000
+    assert max(sizes) <= (1 << 20) + 99
