@@ -280,6 +280,7 @@ class _Forks(multiprocessing.context.ForkContext):
     def __init__(self) -> None:
         self.workers: list[_Worker] = []
 
+    # Other contexts have a class there, which is called in the same way.
     def Process(self, *args: Any, **kwargs: Any) -> _Worker:  # type: ignore[override]
         self.workers.append(_Worker(*args, **kwargs))
         return self.workers[-1]

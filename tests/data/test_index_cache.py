@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import multiprocessing
 import os
@@ -336,23 +337,26 @@ def test_one_of_those_that_wait_says_for_whom(
     assert caplog.messages == [message]
 
 
-def test_without_locks_each_builds_for_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def no_locks(*_: object) -> None:
-        raise OSError(37, "No locks available")
+@pytest.fixture
+def no_locks(monkeypatch: pytest.MonkeyPatch) -> None:
+    def flock(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
 
-    monkeypatch.setattr(index_cache.fcntl, "flock", no_locks)
+    monkeypatch.setattr(index_cache.fcntl, "flock", flock)
+
+
+@pytest.mark.usefixtures("no_locks")
+def test_without_locks_each_builds_for_itself(tmp_path: Path) -> None:
     assert _build_slowly(str(tmp_path / "cache"), str(tmp_path / "log")) == 10
     assert _build_slowly(str(tmp_path / "cache"), str(tmp_path / "log")) == 10
     assert len((tmp_path / "log").read_text().splitlines()) == 1
 
 
+@pytest.mark.usefixtures("no_locks")
 def test_without_locks_the_entry_of_another_is_not_taken_away(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its readers may be opening it."""
-
-    def no_locks(*_: object) -> None:
-        raise OSError(37, "No locks available")
 
     def build(arrays: list[np.ndarray]) -> None:
         arrays[0].fill(1)
@@ -363,19 +367,14 @@ def test_without_locks_the_entry_of_another_is_not_taken_away(
         firsts.extend(path.stat().st_ino for path in entries(tmp_path / "cache") if not path.suffix)
 
     firsts: list[int] = []
-    monkeypatch.setattr(index_cache.fcntl, "flock", no_locks)
     numbers, _ = cached_arrays(tmp_path / "cache", {"a": 1}, SPECS, build)
     assert numbers.tolist() == [1] * 5
     assert [path.stat().st_ino for path in entries(tmp_path / "cache")] == firsts != []
 
 
-def test_without_locks_threads_do_not_write_into_one_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.usefixtures("no_locks")
+def test_without_locks_threads_do_not_write_into_one_folder(tmp_path: Path) -> None:
     """As of a blend whose datasets have documents of the same lengths."""
-
-    def no_locks(*_: object) -> None:
-        raise OSError(37, "No locks available")
 
     def slow(arrays: list[np.ndarray]) -> None:
         begun.set()
@@ -387,7 +386,6 @@ def test_without_locks_threads_do_not_write_into_one_folder(
         others.append(pool.submit(cached_arrays, tmp_path / "cache", {"a": 1}, SPECS, slow))
         assert begun.wait(timeout=30)
 
-    monkeypatch.setattr(index_cache.fcntl, "flock", no_locks)
     begun, ended = threading.Event(), threading.Event()
     others: list[Future[list[np.ndarray]]] = []
     with ThreadPoolExecutor(1) as pool:
