@@ -1,10 +1,8 @@
-// Python bindings of the indexed dataset: its reader, its writer, and the samples cut out of it.
+// Python bindings of the indexed dataset: its reader and the samples cut out of it.
 #include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
-#include <algorithm>
-#include <limits>
 #include <optional>
 #include <tuple>
 #include <vector>
@@ -13,7 +11,6 @@
 #include "data_error.h"
 #include "document_masks.h"
 #include "indexed_dataset.h"
-#include "indexed_writer.h"
 #include "sample_reader.h"
 
 namespace py = pybind11;
@@ -54,138 +51,6 @@ py::array sequence(const Dataset &dataset, int64_t index, int64_t offset, std::o
         fail(dataset->prefix(), ": sequence ", index, ": tokens ", offset, " to ", offset + length,
              " asked for, but it has ", dataset->length(index));
     return view(dataset, dataset->type().name, length, data);
-}
-
-template <typename From, typename To> void write_tokens(IndexedWriter &writer, const From *tokens, uint64_t count) {
-    constexpr uint64_t kChunk = OutputFile::kCapacity / sizeof(To);
-    for (uint64_t first = 0; first < count; first += kChunk) {
-        const uint64_t part = std::min(kChunk, count - first);
-        To *out = reinterpret_cast<To *>(writer.reserve_tokens(part));
-        for (uint64_t i = 0; i < part; ++i) out[i] = static_cast<To>(tokens[first + i]);
-        writer.commit_tokens(part);
-    }
-}
-
-template <typename From, typename To> void check_and_write(IndexedWriter &writer, const From *tokens, uint64_t count) {
-    From least = 0, most = 0;
-    for (uint64_t i = 0; i < count; ++i) {
-        least = std::min(least, tokens[i]);
-        most = std::max(most, tokens[i]);
-    }
-    const int64_t low = static_cast<int64_t>(least), high = static_cast<int64_t>(most);
-    const int64_t limit = static_cast<int64_t>(std::numeric_limits<To>::max());
-    if (low < 0 || high > limit)
-        fail("token id ", low < 0 ? low : high, " does not fit ", writer.type().name, ", which holds 0 to ", limit);
-    write_tokens<From, To>(writer, tokens, count);
-}
-
-template <typename From> void add_tokens_as(IndexedWriter &writer, const Dense<From> &tokens) {
-    const uint64_t count = static_cast<uint64_t>(tokens.size());
-    const From *data = tokens.data();
-    py::gil_scoped_release release;
-    switch (writer.type().code) {
-    case 1: return check_and_write<From, uint8_t>(writer, data, count);
-    case 2: return check_and_write<From, int8_t>(writer, data, count);
-    case 3: return check_and_write<From, int16_t>(writer, data, count);
-    case 4: return check_and_write<From, int32_t>(writer, data, count);
-    case 5: return check_and_write<From, int64_t>(writer, data, count);
-    case 8: return check_and_write<From, uint16_t>(writer, data, count);
-    default: fail("dtype ", writer.type().name, " does not hold token ids");
-    }
-}
-
-void add_tokens(IndexedWriter &writer, const py::array &tokens) {
-    if (py::isinstance<py::array_t<uint16_t>>(tokens)) return add_tokens_as<uint16_t>(writer, Dense<uint16_t>(tokens));
-    if (py::isinstance<py::array_t<uint32_t>>(tokens)) return add_tokens_as<uint32_t>(writer, Dense<uint32_t>(tokens));
-    if (py::isinstance<py::array_t<int32_t>>(tokens)) return add_tokens_as<int32_t>(writer, Dense<int32_t>(tokens));
-    if (py::isinstance<py::array_t<uint8_t>>(tokens)) return add_tokens_as<uint8_t>(writer, Dense<uint8_t>(tokens));
-    if (py::isinstance<py::array_t<int64_t>>(tokens)) return add_tokens_as<int64_t>(writer, Dense<int64_t>(tokens));
-    fail("tokens: expected an array of uint8, uint16, int32, uint32 or int64, found ",
-         py::str(tokens.dtype()).cast<std::string>());
-}
-
-// The sum of `values`, none of which may be negative.
-template <typename T> int64_t checked_sum(const Dense<T> &values, const char *what) {
-    int64_t sum = 0;
-    for (ssize_t i = 0; i < values.size(); ++i) {
-        if (values.data()[i] < 0) fail(what, ": expected 0 or more, found ", values.data()[i]);
-        sum += static_cast<int64_t>(values.data()[i]);
-    }
-    return sum;
-}
-
-void add_sequences(IndexedWriter &writer, const Dense<int32_t> &lengths) {
-    checked_sum(lengths, "length of a sequence");
-    writer.add_sequences(lengths.data(), static_cast<uint64_t>(lengths.size()));
-}
-
-void add_documents(IndexedWriter &writer, const Dense<int64_t> &sequences) {
-    checked_sum(sequences, "sequences of a document");
-    writer.add_documents(sequences.data(), static_cast<uint64_t>(sequences.size()));
-}
-
-void add(IndexedWriter &writer, const py::array &tokens, const Dense<int32_t> &lengths, const Dense<int64_t> &documents) {
-    const int64_t in_lengths = checked_sum(lengths, "length of a sequence");
-    const int64_t in_documents = checked_sum(documents, "sequences of a document");
-    if (in_lengths != tokens.size()) fail("the lengths sum to ", in_lengths, " tokens, but ", tokens.size(), " were given");
-    if (in_documents != lengths.size())
-        fail("the documents hold ", in_documents, " sequences, but ", lengths.size(), " lengths were given");
-    add_tokens(writer, tokens);
-    writer.add_sequences(lengths.data(), static_cast<uint64_t>(lengths.size()));
-    writer.add_documents(documents.data(), static_cast<uint64_t>(documents.size()));
-}
-
-// The elements of `values`, which the array takes over.
-Dense<int32_t> as_array(std::vector<int32_t> &&values) {
-    auto *const owned = new std::vector<int32_t>(std::move(values));
-    const py::capsule owner(owned, [](void *pointer) { delete static_cast<std::vector<int32_t> *>(pointer); });
-    return Dense<int32_t>(static_cast<ssize_t>(owned->size()), owned->data(), owner);
-}
-
-// Lists of Python ints end to end: tokens int32 (sum of lengths,), lengths int32 (lists,).
-py::tuple flatten_ids(const py::iterable &lists) {
-    std::vector<int32_t> tokens, lengths;
-    for (const py::handle item : lists) {
-        if (!PyList_Check(item.ptr())) fail("flatten_ids: expected lists of ids");
-        const ssize_t count = PyList_GET_SIZE(item.ptr());
-        if (count > std::numeric_limits<int32_t>::max()) fail("a sequence of ", count, " tokens: at most 2147483647 fit the format");
-        lengths.push_back(static_cast<int32_t>(count));
-        for (ssize_t i = 0; i < count; ++i) {
-            const long id = PyLong_AsLong(PyList_GET_ITEM(item.ptr(), i));
-            if (id == -1 && PyErr_Occurred()) throw py::error_already_set();
-            if (id < 0 || id > std::numeric_limits<int32_t>::max()) fail("token id ", id, ": expected 0 to 2147483647");
-            tokens.push_back(static_cast<int32_t>(id));
-        }
-    }
-    return py::make_tuple(as_array(std::move(tokens)), as_array(std::move(lengths)));
-}
-
-// `tokens` with `token` put in before each of the places `before`, which ascend.
-Dense<int32_t> insert_token(const Dense<int32_t> &tokens, const Dense<int64_t> &before, int32_t token) {
-    const int64_t count = tokens.size(), insertions = before.size();
-    Dense<int32_t> out(count + insertions);
-    const int32_t *source = tokens.data();
-    const int64_t *places = before.data();
-    int32_t *target = out.mutable_data();
-    py::gil_scoped_release release;
-    int64_t done = 0;
-    for (int64_t i = 0; i < insertions; ++i) {
-        if (places[i] < done || places[i] > count) fail("insert_token: place ", places[i], " after ", done, " of ", count, " tokens");
-        target = std::copy(source + done, source + places[i], target);
-        *target++ = token;
-        done = places[i];
-    }
-    std::copy(source + done, source + count, target);
-    return out;
-}
-
-using State = std::tuple<int64_t, int64_t, int64_t, uint32_t>;
-
-std::unique_ptr<IndexedWriter> make_writer(const std::string &prefix, const std::string &dtype, const std::optional<State> &resume) {
-    if (!resume) return std::make_unique<IndexedWriter>(prefix, dtype, nullptr);
-    WriterState state;
-    std::tie(state.tokens, state.sequences, state.documents, state.checksum) = *resume;
-    return std::make_unique<IndexedWriter>(prefix, dtype, &state);
 }
 
 // Keeps alive, beside the reader, the arrays that it points into; `files`: those that they are mapped from.
@@ -306,21 +171,6 @@ void bind_indexed_dataset(py::module_ &module) {
         .def("tokens_between", &IndexedDataset::tokens_between, py::arg("first"), py::arg("last"))
         .def("lengths_hash", &IndexedDataset::lengths_hash, py::arg("first"), py::arg("last"));
 
-    py::class_<IndexedWriter>(module, "IndexedWriter")
-        .def(py::init(&make_writer), py::arg("prefix"), py::arg("dtype"), py::arg("resume") = std::nullopt)
-        .def("add_tokens", &add_tokens, py::arg("tokens"))
-        .def("add_sequences", &add_sequences, py::arg("lengths"))
-        .def("add_documents", &add_documents, py::arg("sequences"))
-        .def("add", &add, py::arg("tokens"), py::arg("lengths"), py::arg("documents"))
-        .def_property_readonly("state",
-                               [](const IndexedWriter &self) {
-                                   const WriterState &state = self.state();
-                                   return State(state.tokens, state.sequences, state.documents, state.checksum);
-                               })
-        .def("flush", &IndexedWriter::flush, py::arg("sync"), py::call_guard<py::gil_scoped_release>())
-        .def("complete", &IndexedWriter::complete, py::arg("sync"), py::call_guard<py::gil_scoped_release>())
-        .def("publish", &IndexedWriter::publish, py::call_guard<py::gil_scoped_release>());
-
     py::class_<MappedFile, std::shared_ptr<MappedFile>>(module, "MappedFile")
         .def(py::init<const std::string &>(), py::arg("path"))
         .def("check_read", &MappedFile::check_read)
@@ -338,7 +188,6 @@ void bind_indexed_dataset(py::module_ &module) {
             return out;
         });
 
-    module.def("insert_token", &insert_token, py::arg("tokens"), py::arg("before"), py::arg("token"));
     module.def("content_hash", [](const py::array &array) {
         if (!(array.flags() & py::array::c_style)) fail("content_hash: expected a contiguous array");
         const uint8_t *data = static_cast<const uint8_t *>(array.data());
@@ -346,7 +195,6 @@ void bind_indexed_dataset(py::module_ &module) {
         py::gil_scoped_release release;
         return content_hash(data, bytes);
     }, py::arg("array"));
-    module.def("flatten_ids", &flatten_ids, py::arg("lists"));
     module.def("read_samples", &read_samples, py::arg("readers"), py::arg("datasets"), py::arg("samples"),
                py::arg("out").noconvert());
 

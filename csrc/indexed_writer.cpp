@@ -44,14 +44,12 @@ uint8_t *OutputFile::reserve(uint64_t bytes) {
 }
 
 void OutputFile::write(const void *data, uint64_t bytes) {
-    const uint8_t *source = static_cast<const uint8_t *>(data);
-    while (bytes > 0) {
-        const uint64_t part = std::min(bytes, kCapacity);
-        std::memcpy(reserve(part), source, part);
-        commit(part);
-        source += part;
-        bytes -= part;
+    if (bytes >= kCapacity / 4) { // not worth a copy
+        flush(false);
+        return write_out(static_cast<const uint8_t *>(data), bytes);
     }
+    std::memcpy(reserve(bytes), data, bytes);
+    commit(bytes);
 }
 
 void OutputFile::write_out(const uint8_t *data, uint64_t bytes) {
@@ -128,6 +126,12 @@ IndexedWriter::IndexedWriter(const std::string &prefix, const std::string &dtype
     } else if (state_.documents > 0) {
         boundaries_.read_at(8 * static_cast<uint64_t>(state_.documents - 1), &boundary_, 8);
     }
+}
+
+void IndexedWriter::add_tokens(const void *tokens, uint64_t count) {
+    check_open();
+    bin_.write(tokens, count * type_.bytes);
+    state_.tokens += static_cast<int64_t>(count);
 }
 
 void IndexedWriter::add_sequences(const int32_t *lengths, uint64_t count) {

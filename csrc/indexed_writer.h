@@ -63,6 +63,7 @@ class IndexedWriter {
     const WriterState &state() const { return state_; }
 
     // Appends tokens in this type's own representation. Nothing can be appended behind complete().
+    void add_tokens(const void *tokens, uint64_t count);
     uint8_t *reserve_tokens(uint64_t count) {
         check_open();
         return bin_.reserve(count * type_.bytes);

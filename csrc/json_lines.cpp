@@ -221,11 +221,28 @@ void read_object(Reader &reader, const std::vector<std::string> &keys, std::vect
     reader.expect_line_end();
 }
 
-std::optional<std::vector<py::list>> texts_of_lines(const py::bytes &block, const std::vector<std::string> &keys) {
-    const std::string_view content = block;
-    const uint8_t *begin = reinterpret_cast<const uint8_t *>(content.data());
+// Bytes of Python's, kept as long as this stands.
+class Contents {
+  public:
+    explicit Contents(const py::buffer &object) {
+        if (PyObject_GetBuffer(object.ptr(), &buffer_, PyBUF_SIMPLE) != 0) throw py::error_already_set();
+    }
+    ~Contents() { PyBuffer_Release(&buffer_); }
+    Contents(const Contents &) = delete;
+    Contents &operator=(const Contents &) = delete;
+
+    const uint8_t *begin() const { return static_cast<const uint8_t *>(buffer_.buf); }
+    const uint8_t *end() const { return begin() + buffer_.len; }
+    size_t size() const { return static_cast<size_t>(buffer_.len); }
+
+  private:
+    Py_buffer buffer_;
+};
+
+std::optional<std::vector<py::list>> texts_of_lines(const py::buffer &block, const std::vector<std::string> &keys) {
+    const Contents content(block);
     const std::unique_ptr<uint8_t[]> space(new uint8_t[content.size()]);
-    Reader reader(begin, begin + content.size(), space.get());
+    Reader reader(content.begin(), content.end(), space.get());
     std::vector<py::list> texts(keys.size());
     std::vector<py::object> found(keys.size());
     try {
@@ -249,13 +266,21 @@ const uint8_t *line_end(const uint8_t *at, const uint8_t *end) {
 
 // Where in `block` the lines from byte `start` on end when they are to be at most `most`, and to begin before byte `until`;
 // and how many there are.
-std::pair<int64_t, int64_t> lines_within(const py::bytes &block, int64_t start, int64_t most, int64_t until) {
-    const std::string_view content = block;
-    const uint8_t *begin = reinterpret_cast<const uint8_t *>(content.data()), *end = begin + content.size();
+std::pair<int64_t, int64_t> lines_within(const py::buffer &block, int64_t start, int64_t most, int64_t until) {
+    const Contents content(block);
+    const uint8_t *begin = content.begin(), *end = content.end();
     const uint8_t *at = begin + std::clamp<int64_t>(start, 0, end - begin);
     int64_t count = 0;
     for (; count < most && at < end && at - begin < until; ++count) at = line_end(at, end);
     return {at - begin, count};
+}
+
+// Where behind the first and behind the last line end of `piece` something else begins; 0 where it has none.
+std::pair<int64_t, int64_t> line_ends(const py::buffer &piece) {
+    const Contents content(piece);
+    const uint8_t *begin = content.begin(), *end = content.end();
+    while (end > begin && end[-1] != '\n') --end;
+    return {end == begin ? 0 : line_end(begin, end) - begin, end - begin};
 }
 
 } // namespace
@@ -266,4 +291,6 @@ void bind_json_lines(py::module_ &module) {
                "with a string under each.");
     module.def("lines_within", &lines_within, py::arg("block"), py::arg("start"), py::arg("most"), py::arg("until"),
                "Where in `block` the lines from byte `start` on end, at most `most` that begin before byte `until`; how many they are.");
+    module.def("line_ends", &line_ends, py::arg("piece"),
+               "How many bytes of `piece` there are up to its first and to its last line end, those included; 0 where it has none.");
 }

@@ -12,6 +12,7 @@ void bind_freed_memory(py::module_& module);
 void bind_huge_pages(py::module_& module);
 void bind_index_builders(py::module_& module);
 void bind_indexed_dataset(py::module_& module);
+void bind_indexed_writer(py::module_& module);
 void bind_json_lines(py::module_& module);
 void bind_squared_norm(py::module_& module);
 
@@ -25,6 +26,7 @@ PYBIND11_MODULE(_C, module) {
     bind_freed_memory(module);
     bind_huge_pages(module);
     bind_indexed_dataset(module);
+    bind_indexed_writer(module);
     bind_index_builders(module);
     bind_json_lines(module);
     bind_squared_norm(module);

@@ -16,7 +16,7 @@ from megalite.data.errors import DataError
 class Lines(Sequence[bytes]):
     """Consecutive lines, as they stand in a file."""
 
-    def __init__(self, block: bytes, count: int) -> None:
+    def __init__(self, block: bytes | memoryview, count: int) -> None:
         """`count`: how many lines `block` has."""
         self.block = block
         self._count = count

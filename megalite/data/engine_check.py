@@ -6,6 +6,8 @@ import os
 import random
 from collections.abc import Iterator, Sequence
 
+import numpy as np
+
 from megalite.data.documents import parse_document
 from megalite.data.errors import DataError
 from megalite.data.inputs import Part, read_once
@@ -71,34 +73,47 @@ def check_engine(
 
 
 def compare(engine: Tokenizer, reference: Tokenizer, texts: Sequence[str]) -> None:
-    """Raises DataError for the first of `texts` with other ids."""
-    expected = encoded(reference, texts)
+    """Raises DataError for the first of `texts` with other ids; those that `reference` refuses do not count:
+    of the corpus the run will name them.
+    """
+    parts = list(encoded(reference, texts))
+    known = [text for part, _, _ in parts for text in part]
+    theirs, their_lengths = (np.concatenate([part[i] for part in parts]) for i in (1, 2))
     with library_errors("--engine: it fails on text that the library encodes"):
-        found = engine.encode_batch([text for text, _ in expected])
-    for (text, theirs), ours in zip(expected, found, strict=True):
-        if list(ours) == theirs:
+        ours, our_lengths = engine.encode_flat(known)
+    if np.array_equal(ours, theirs) and np.array_equal(our_lengths, their_lengths):
+        return
+    for text, one, other in zip(known, _split(ours, our_lengths), _split(theirs, their_lengths), strict=True):
+        if one == other:
             continue
-        place = next((i for i, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b), None)
-        place = min(len(ours), len(theirs)) if place is None else place
+        place = next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), None)
+        place = min(len(one), len(other)) if place is None else place
         raise DataError(
             f"--engine: it gives other ids than the library for {text[:80]!r} from token {place} on: "
-            f"{ours[place : place + 5]}, not {theirs[place : place + 5]}; leave --engine out"
+            f"{one[place : place + 5]}, not {other[place : place + 5]}; leave --engine out"
         )
 
 
-def encoded(tokenizer: Tokenizer, texts: Sequence[str]) -> list[tuple[str, list[int]]]:
-    """`texts` with their ids, but for those that it refuses, as with a byte that its vocabulary lacks: of
-    the corpus the run will name them. Raises DataError when the fault is not the text's.
+def _split(ids: np.ndarray, lengths: np.ndarray) -> list[list[int]]:
+    return [part.tolist() for part in np.split(ids, np.cumsum(lengths)[:-1])]
+
+
+def encoded(
+    tokenizer: Tokenizer, texts: Sequence[str]
+) -> Iterator[tuple[Sequence[str], np.ndarray, np.ndarray]]:
+    """`texts` in parts, each with its ids and lengths as `encode_flat` gives them, but for those that
+    `tokenizer` refuses, as with a byte that its vocabulary lacks. Raises DataError when the fault is not the
+    text's.
     """
     try:
         with library_errors("cannot be encoded"):
-            return list(zip(texts, tokenizer.encode_batch(texts), strict=True))
+            yield texts, *tokenizer.encode_flat(texts)
     except DataError:
         middle = len(texts) // 2
         if middle == 0:
             check_works(tokenizer)
-        parts = (texts[:middle], texts[middle:]) if middle else ()
-        return [pair for part in parts for pair in encoded(tokenizer, part)]
+        for part in (texts[:middle], texts[middle:]) if middle else ():
+            yield from encoded(tokenizer, part)
 
 
 def hard_texts(tokenizer: Tokenizer) -> list[str]:

@@ -99,7 +99,7 @@ class Encoded(NamedTuple):
     """One key of consecutive documents."""
 
     tokens: np.ndarray
-    """int32 (tokens,)."""
+    """(tokens,) of the dataset's dtype."""
     lengths: np.ndarray
     """int32 (sequences,)."""
     sequences: np.ndarray
@@ -153,7 +153,9 @@ def preprocess(
         raise DataError("inputs changed while they were cut into shares; the same command starts anew")
     progress = Progress()
     room = Room()
-    encode = partial(_encode, tokenizer=tokenizer, eod=eod, skip_errors=plan.skip_errors, room=room)
+    encode = partial(
+        _encode, tokenizer=tokenizer, eod=eod, dtype=dtype, skip_errors=plan.skip_errors, room=room
+    )
     last_checkpoint = time.monotonic()
     with state.explaining(), SkippedList(plan.first_prefix) as skipped, _threads(plan.workers + 1) as pool:
         start = _start(plan, state, skipped, dtype, read_back, warn)
@@ -347,7 +349,7 @@ def _up_to(part: Part, place: Place) -> str:
 
 
 def _encode(
-    batch: _Batch, tokenizer: Tokenizer, eod: int | None, skip_errors: bool, room: Room
+    batch: _Batch, tokenizer: Tokenizer, eod: int | None, dtype: str, skip_errors: bool, room: Room
 ) -> list[Encoded]:
     """`batch` by key. What cannot be encoded raises DataError with its place, or moves to
     `batch.skipped`.
@@ -360,7 +362,7 @@ def _encode(
             try:
                 with library_errors(f"{place}: cannot be encoded"):
                     return [
-                        encode_documents(texts, counts, tokenizer, eod)
+                        encode_documents(texts, counts, tokenizer, eod, dtype)
                         for texts, counts in zip(batch.texts, batch.counts, strict=True)
                     ]
             except DataError:
@@ -412,10 +414,10 @@ def _error_of(document: list[list[str]], tokenizer: Tokenizer) -> DataError | No
 
 
 def encode_documents(
-    texts: Sequence[str], counts: Sequence[int], tokenizer: Tokenizer, eod: int | None
+    texts: Sequence[str], counts: Sequence[int], tokenizer: Tokenizer, eod: int | None, dtype: str
 ) -> Encoded:
     """Tokens of documents of which each has the next `counts` of `texts` as its sequences; an empty sequence
-    is dropped.
+    is dropped. Raises DataError for an id that `dtype` does not hold.
 
     `eod` goes behind the last sequence of each document that has any, as in Megatron-LM: a document
     without text is a document of no sequences.
@@ -425,8 +427,8 @@ def encode_documents(
     lengths = lengths[lengths > 0]
     sequences = np.bincount(owner, minlength=len(counts)).astype(np.int64)
     if eod is None:
-        return Encoded(tokens, lengths, sequences)
+        return Encoded(_C.pack_tokens(tokens, [], 0, dtype), lengths, sequences)
     last = np.cumsum(sequences)[sequences > 0] - 1
     ends = np.cumsum(lengths, dtype=np.int64)[last]
     lengths[last] += 1
-    return Encoded(_C.insert_token(tokens, ends, eod), lengths, sequences)
+    return Encoded(_C.pack_tokens(tokens, ends, eod, dtype), lengths, sequences)

@@ -14,6 +14,8 @@ from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from megalite import _C
 from megalite.data.documents import Lines
 from megalite.data.errors import DataError
@@ -23,6 +25,7 @@ from megalite.data.zstd_stream import ZstdStream
 from megalite.standard_streams import WaitingInput
 
 READ_BYTES = 1 << 20
+BUFFER_BYTES = 1 << 17  # fewer, or lines are read into a buffer first
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"  # in front of files of Windows
 LONGEST_RECORD = 1 << 30  # bytes; a decompression bomb, or a file that is no text, is one endless line
 COUNTED_BYTES = 1 << 30  # before a part, whose lines are counted to tell which line of the file is bad
@@ -160,60 +163,55 @@ def _grouped_lines(
             end, count = _C.lines_within(block, start, most_records, until - first)
             if count == 0:
                 return
-            mark = len(BYTE_ORDER_MARK) if first + start == 0 and block.startswith(BYTE_ORDER_MARK) else 0
+            mark = len(BYTE_ORDER_MARK) if first + start == 0 and block[:3] == BYTE_ORDER_MARK else 0
             number, position = number + count, first + end
-            if lines := block[start + mark : end]:  # or it is nothing but the mark: an empty file
-                yield Records(number, position, end - start, Lines(lines, count))
+            if end > start + mark:  # or it is nothing but the mark: an empty file
+                yield Records(number, position, end - start, Lines(block[start + mark : end], count))
             start = end
         if position >= until:  # what stands behind is not read: it may be a long line, or damaged
             return
 
 
-def _blocks(stream: io.BufferedReader, size: int) -> Iterator[bytes]:
+def _blocks(stream: io.BufferedReader, size: int) -> Iterator[memoryview]:
     """Whole lines, half of `size` or more bytes at a time, and one that is longer by itself; those before an
     error are handed on before it. Raises _TooLong.
     """
-    whole: list[memoryview] = []
-    begun: list[memoryview] = []  # the line behind them
-    whole_bytes = begun_bytes = 0
+    buffer, whole, filled = _room(2 * size), 0, 0  # bytes of `buffer` in whole lines, and with the next's beginning
     failure: Exception | None = None
-    while failure is None:
-        piece = b""
+    ended = False
+    while not ended:
+        if filled + size > len(buffer):
+            buffer = _room(3 * len(buffer) // 2, buffer[:filled])
+        got, begun = 0, filled - whole
         try:
-            piece = stream.read1(size)
+            got = stream.readinto1(buffer[filled : filled + size])
         except Exception as error:  # whatever a reader raises
             failure = error
-        ended = not piece
-        first, cut = piece.find(b"\n") + 1, piece.rfind(b"\n") + 1
-        if begun_bytes + (first or len(piece)) > LONGEST_RECORD:
-            failure, piece, first, cut = _TooLong("line"), b"", 0, 0
-        view = memoryview(piece)
-        if first > 0 and begun_bytes >= size:
-            begun.append(view[:first])
-            yield _joined(begun)
-            begun_bytes, view, cut = 0, view[first:], cut - first
-        if cut > 0:
-            whole += [*begun, view[:cut]]
-            whole_bytes += begun_bytes + cut
-            begun, begun_bytes = [], 0
-        begun.append(view[cut:])
-        begun_bytes += len(view) - cut
-        if whole and (2 * max(whole_bytes, begun_bytes) >= size or ended or failure is not None):
-            yield _joined(whole)
-            whole_bytes = 0
-        if ended:
-            break
+        ended = got == 0
+        first, last = _C.line_ends(buffer[filled : filled + got])
+        if begun + (first or got) > LONGEST_RECORD:
+            failure, ended, got, last = _TooLong("line"), True, 0, 0
+        elif first > 0 and begun >= size:  # then no whole line is before it
+            yield buffer[: filled + first]
+            rest = buffer[filled + first : filled + got]
+            buffer, filled, got, last = _room(2 * size, rest), 0, len(rest), last - first
+        if last > 0:
+            whole = filled + last
+        filled += got
+        if whole > 0 and (2 * max(whole, filled - whole) >= size or ended):
+            yield buffer[:whole]
+            buffer, filled, whole = _room(2 * size, buffer[whole:filled]), filled - whole, 0
     if failure is not None:
         raise failure
-    if begun_bytes > 0:
-        yield _joined(begun)
+    if filled > 0:
+        yield buffer[:filled]
 
 
-def _joined(pieces: list[memoryview]) -> bytes:
-    """Their bytes; none is held any longer."""
-    joined = b"".join(pieces)
-    pieces.clear()
-    return joined
+def _room(size: int, begin: memoryview | bytes = b"") -> memoryview:
+    """`size` bytes of memory, of which the first are `begin`."""
+    room = memoryview(np.empty(size, dtype=np.uint8))
+    room[: len(begin)] = begin
+    return room
 
 
 def _first_line_start(file: io.BufferedReader, start: int) -> int:
@@ -282,17 +280,17 @@ def _open(path: str) -> tuple[io.BufferedReader, tuple[type[Exception], ...]]:
         if path == STDIN:
             if sys.stdin is None:
                 raise DataError("--input -: standard input is closed")
-            return io.BufferedReader(WaitingInput(sys.stdin.fileno()), READ_BYTES), (OSError,)
+            return io.BufferedReader(WaitingInput(sys.stdin.fileno()), BUFFER_BYTES), (OSError,)
         if path.lower().endswith(".gz"):
-            return io.BufferedReader(gzip.GzipFile(path, "rb"), READ_BYTES), (OSError, EOFError, zlib.error)
+            return io.BufferedReader(gzip.GzipFile(path, "rb"), BUFFER_BYTES), (OSError, EOFError, zlib.error)
         raw = open(path, "rb", buffering=0)  # noqa: SIM115 - closed by the reader
     except OSError as error:
         raise DataError(f"{path}: cannot be opened: {error.strerror or error}") from None
-    file: io.BufferedReader = io.BufferedReader(raw, READ_BYTES)
+    file: io.BufferedReader = io.BufferedReader(raw, BUFFER_BYTES)
     if not path.lower().endswith((".zst", ".zstd")):
         return file, (OSError,)
     try:
         import zstandard
     except ImportError:
         raise DataError(f"{path}: reading .zst needs the package zstandard: pip install zstandard") from None
-    return io.BufferedReader(ZstdStream(file), READ_BYTES), (OSError, EOFError, zstandard.ZstdError)
+    return io.BufferedReader(ZstdStream(file), BUFFER_BYTES), (OSError, EOFError, zstandard.ZstdError)

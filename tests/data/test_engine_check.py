@@ -24,7 +24,13 @@ from megalite.data.tokenizer import Tokenizer
 from megalite.data.tokenizer.byte_level import ByteLevelTokenizer
 
 
-class Slip(ByteLevelTokenizer):
+class Bytes(ByteLevelTokenizer):
+    """All of whose ids are those of `encode_batch`."""
+
+    _encode_part = Tokenizer._encode_part
+
+
+class Slip(Bytes):
     """Right but for one word."""
 
     def __init__(self, word: str) -> None:
@@ -34,11 +40,9 @@ class Slip(ByteLevelTokenizer):
         return super().encode_batch([text.replace(self.word, self.word.upper()) for text in texts])
 
 
-class Broken(ByteLevelTokenizer):
+class Broken(Bytes):
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         raise RuntimeError("thread panicked")
-
-    _encode_part = Tokenizer._encode_part  # by encode_batch
 
 
 def corpus(path: Path, texts: Sequence[str]) -> Path:
@@ -75,7 +79,7 @@ def test_only_the_first_documents_are_read(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("word", ["\u00a0", "\u0130", "<|endoftext|>", "<eod>", "'s", "\U0001f468\u200d"])
 def test_hard_text_is_checked_whatever_the_corpus_holds(word: str) -> None:
-    class Missing(ByteLevelTokenizer):
+    class Missing(Bytes):
         def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
             return super().encode_batch([text.replace(word, "") for text in texts])
 
@@ -84,12 +88,21 @@ def test_hard_text_is_checked_whatever_the_corpus_holds(word: str) -> None:
         compare(Missing(), reference, hard_texts(reference))
 
 
+def test_an_engine_must_have_the_ends_of_texts_too() -> None:
+    class Shifted(Bytes):
+        def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+            return [list(b"on"), list(b"etwo")]
+
+    with pytest.raises(DataError, match=r"for 'one' from token 2 on: \[\], not \[101\]"):
+        compare(Shifted(), ByteLevelTokenizer(), ["one", "two"])
+
+
 def test_an_engine_that_fails_is_refused() -> None:
     with pytest.raises(DataError, match="it fails on text that the library encodes: thread panicked"):
         compare(Broken(), ByteLevelTokenizer(), ["a"])
 
 
-class Lossy(ByteLevelTokenizer):
+class Lossy(Bytes):
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         if any("\x1c" in text or "hamster" in text for text in texts):
             raise DataError("the vocabulary lacks a byte")
@@ -103,7 +116,7 @@ def test_what_the_library_refuses_is_not_held_against_an_engine(tmp_path: Path) 
     check_engine(Lossy(), Lossy(), inputs, ["text"])
     with pytest.raises(DataError, match="other ids than the library for 'fine too' from token 5 on"):
         check_engine(Slip("too"), Lossy(), inputs, ["text"])
-    assert [text for text, _ in encoded(Lossy(), texts)] == ["fine", "fine too"]
+    assert [text for part, *_ in encoded(Lossy(), texts) for text in part] == ["fine", "fine too"]
 
 
 def test_a_library_that_does_not_work_is_no_check(tmp_path: Path) -> None:
@@ -117,7 +130,7 @@ def test_standard_input_cannot_be_checked() -> None:
         check_engine(ByteLevelTokenizer(), ByteLevelTokenizer(), find_inputs(["-"], "text", None), ["text"])
 
 
-class Exact(ByteLevelTokenizer):
+class Exact(Bytes):
     def __init__(self, reference: object) -> None:
         pass
 

@@ -237,7 +237,7 @@ def test_resumed_writer_gives_the_same_bytes(tmp_path: Path) -> None:
 
 def test_the_checksum_is_zlibs(tmp_path: Path) -> None:
     """At every length, and every place in a text where a flush may have cut it."""
-    data = np.random.default_rng(0).integers(0, 256, 101).astype(np.uint8)
+    data = np.random.default_rng(0).integers(0, 256, 301).astype(np.uint8)
     one = DatasetWriter(str(tmp_path / "one"), "uint8", sync=False)
     total = np.zeros(0, dtype=np.uint8)
     for length in range(len(data)):
@@ -249,15 +249,43 @@ def test_the_checksum_is_zlibs(tmp_path: Path) -> None:
         assert one.flush().checksum == zlib.crc32(total.tobytes())
 
 
-def test_insert_token() -> None:
+@pytest.mark.parametrize("dtype", ["uint8", "int8", "int16", "uint16", "int32", "int64"])
+def test_tokens_are_packed(dtype: str) -> None:
     rng = np.random.default_rng(0)
     for count in range(20):
         tokens = rng.integers(0, 100, count).astype(np.int32)
         places = np.sort(rng.integers(0, count + 1, rng.integers(0, 6)))
-        assert np.array_equal(_C.insert_token(tokens, places, -7), np.insert(tokens, places, -7))
+        packed = _C.pack_tokens(tokens, places, 7, dtype)
+        assert packed.dtype == dtype
+        assert np.array_equal(packed, np.insert(tokens, places, 7))
     for wrong in ([4], [2, 1], [-1]):
-        with pytest.raises(DataError, match=r"insert_token: place -?\d after \d of 3 tokens"):
-            _C.insert_token(np.arange(3, dtype=np.int32), np.array(wrong), 0)
+        with pytest.raises(DataError, match=r"pack_tokens: place -?\d after \d of 3 tokens"):
+            _C.pack_tokens(np.arange(3, dtype=np.int32), np.array(wrong), 0, dtype)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "largest"), [("uint8", 255), ("int8", 127), ("int16", 32767), ("uint16", 65535)]
+)
+def test_packed_tokens_must_fit(dtype: str, largest: int) -> None:
+    tokens = np.array([0, 1, largest], dtype=np.int32)
+    assert _C.pack_tokens(tokens, [1], largest, dtype).tolist() == [0, largest, 1, largest]
+    for wrong in (largest + 1, -1, 2**31 - 1):
+        message = f"token id {wrong} does not fit {dtype}, which holds 0 to {largest}"
+        with pytest.raises(DataError, match=message):
+            _C.pack_tokens(np.array([largest, wrong, 1], dtype=np.int32), [1], 0, dtype)
+        with pytest.raises(DataError, match=message):
+            _C.pack_tokens(tokens, [1], wrong, dtype)
+    assert _C.pack_tokens(tokens, [], 2**31 - 1, dtype).tolist() == tokens.tolist()  # it is put in nowhere
+
+
+def test_a_large_piece_stands_behind_the_small_ones_before_it(tmp_path: Path) -> None:
+    pieces = [np.arange(size, dtype=np.uint16) for size in (5, 300_000, 7, 60_000, 140_000)]
+    with DatasetWriter(str(tmp_path / "out"), "uint16") as writer:
+        for piece in pieces:
+            writer.add(piece, np.array([len(piece)], dtype=np.int32))
+    written = (tmp_path / "out.bin").read_bytes()
+    assert written == np.concatenate(pieces).tobytes()
+    assert writer.state.checksum == zlib.crc32(written)
 
 
 def test_dtype_rule() -> None:
