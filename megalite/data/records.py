@@ -176,7 +176,8 @@ def _blocks(stream: io.BufferedReader, size: int) -> Iterator[memoryview]:
     """Whole lines, half of `size` or more bytes at a time, and one that is longer by itself; those before an
     error are handed on before it. Raises _TooLong.
     """
-    buffer, whole, filled = _room(2 * size), 0, 0  # bytes of `buffer` in whole lines, and with the next's beginning
+    buffer = _room(2 * size)
+    whole = filled = 0  # bytes of it in whole lines; with the beginning of the next
     failure: Exception | None = None
     ended = False
     while not ended:
