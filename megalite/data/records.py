@@ -210,7 +210,7 @@ def _blocks(stream: io.BufferedReader, size: int) -> Iterator[memoryview]:
 
 def _room(size: int, begin: memoryview | bytes = b"") -> memoryview:
     """`size` bytes of memory, of which the first are `begin`."""
-    room = memoryview(np.empty(size, dtype=np.uint8))
+    room = np.empty(size, dtype=np.uint8).data
     room[: len(begin)] = begin
     return room
 
