@@ -11,19 +11,28 @@ bytes are those of one run over everything.
 from __future__ import annotations
 
 import argparse
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 TOOLS = Path(__file__).resolve().parents[2] / "tools"
+NO_PROGRESS = ["--log-interval", str(10**12)]  # documents between lines
+
+
+def positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{text}: expected 1 or more")
+    return number
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
-    parser.add_argument("--partitions", type=int, required=True, help="shares, a task each")
-    parser.add_argument("--cpus-per-task", type=int, default=1, help="tokenizer threads of a task")
+    parser.add_argument("--partitions", type=positive, required=True, help="shares, a task each")
+    parser.add_argument("--cpus-per-task", type=positive, default=1, help="tokenizer threads of a task")
     parser.add_argument("--address", help="of a running cluster (default: Ray's own choice, or this machine)")
     parser.add_argument("--output-prefix", required=True, help="the datasets are named PREFIX_KEY_document")
     parser.add_argument(
@@ -33,36 +42,50 @@ def main() -> int:
     try:
         import ray
     except ImportError:
-        print("preprocess_ray: error: needs the package ray: pip install ray", file=sys.stderr)
-        return 1
+        return failed("needs the package ray: pip install ray")
 
     prefix = str(Path(flags.output_prefix).resolve())
-    command = [sys.executable, str(TOOLS / "preprocess_data.py"), "--output-prefix", prefix]
+    command = [sys.executable, str(TOOLS / "preprocess_data.py"), "--output-prefix", prefix, *NO_PROGRESS]
     command += ["--json-keys", *flags.json_keys, *rest, "--workers", str(flags.cpus_per_task)]
     command += ["--partitions", str(flags.partitions)]
     folder = Path.cwd()
 
     @ray.remote(num_cpus=flags.cpus_per_task, max_retries=3)
-    def share(index: int) -> str:
-        """What went wrong, or nothing."""
+    def share(index: int) -> tuple[int, str]:
+        """The exit code, and what was said."""
         done = subprocess.run(
             [*command, "--partition-index", str(index)],
             cwd=folder,
-            capture_output=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
             text=True,
+            errors="backslashreplace",
             check=False,
         )
-        return f"{done.stderr}ended with code {done.returncode}; " if done.returncode else ""
+        return done.returncode, done.stdout
 
-    ray.init(address=flags.address, log_to_driver=False)
-    waiting = {share.remote(index): index for index in range(flags.partitions)}
-    while waiting:
-        (done,), _ = ray.wait(list(waiting))
-        index = waiting.pop(done)
-        if error := ray.get(done):
-            print(f"share {index}: {error}the same command continues", file=sys.stderr)
-            return 1
-        print(f"share {index} done, {len(waiting)} to go", flush=True)
+    try:
+        ray.init(address=flags.address, log_to_driver=False)
+        largest = max(int(node["Resources"].get("CPU", 0)) for node in ray.nodes() if node["Alive"])
+        if largest < flags.cpus_per_task:
+            lacking = f"--cpus-per-task {flags.cpus_per_task}: the largest machine has {largest} CPUs for Ray"
+            if not (flags.address or os.environ.get("RAY_ADDRESS")):
+                return failed(f"{lacking}; give as many or fewer")
+            print(f"preprocess_ray: {lacking}; waiting for a larger one to join the cluster", flush=True)
+        waiting = {share.remote(index): index for index in range(flags.partitions)}
+        while waiting:
+            (done,), _ = ray.wait(list(waiting))
+            index = waiting.pop(done)
+            code, said = ray.get(done)
+            for line in said.splitlines():
+                print(f"share {index}: {line}", file=sys.stderr)
+            if code:
+                return failed(f"share {index} ended with code {code}; the same command continues")
+            print(f"share {index} done, {len(waiting)} to go", flush=True)
+    except (ray.exceptions.RayError, ConnectionError) as error:
+        return failed(f"Ray: {error}; the same command continues")
+    except KeyboardInterrupt:
+        return failed("interrupted; the same command continues", 130)
 
     for key in flags.json_keys:
         dataset = f"{key}_document"
@@ -71,6 +94,11 @@ def main() -> int:
         if subprocess.run([*merge, "--input", *parts], check=False).returncode:
             return 1
     return 0
+
+
+def failed(message: str, code: int = 1) -> int:
+    print(f"preprocess_ray: error: {message}", file=sys.stderr)
+    return code
 
 
 if __name__ == "__main__":

@@ -16,6 +16,10 @@ python=${PYTHON:-python3}
 if [[ $1 == merge ]]; then
     prefix=$2 key=${3:-text}
     parts=("$prefix"_part+([0-9])of+([0-9])_"$key"_document.idx)
+    if [[ ${#parts[@]} == 0 ]]; then
+        echo "no shares to merge: no ${prefix}_partIofN_${key}_document.idx; give the prefix and the key of the tasks" >&2
+        exit 1
+    fi
     exec "$python" "$tools/merge_datasets.py" --input "${parts[@]%.idx}" --output-prefix "${prefix}_${key}_document"
 fi
 

@@ -159,17 +159,21 @@ def _check_partitions(infos: Mapping[str, DatasetInfo], prefixes: Sequence[str])
             f"{other}: is no share of a corpus, as {next(iter(shares))} is; merge the shares by themselves "
             "first"
         )
-    partitions = next(iter(shares.values()))[1]
+    first = next(iter(shares))
+    partitions = shares[first][1]
+    if other := next((prefix for prefix, (_, all_) in shares.items() if all_ != partitions), None):
+        raise DataError(
+            f"{other}: a share of {shares[other][1]}, but {first} is one of {partitions}; give the shares of "
+            "one run: those of an earlier one with another number of partitions may be deleted"
+        )
     found = [shares[prefix] for prefix in prefixes]
     if len(found) != partitions or found != [(index, partitions) for index in range(partitions)]:
         there = {index for index, _ in found}
         missing = list(islice((index for index in range(partitions) if index not in there), 20))
         text = f"missing: {', '.join(map(str, missing))}" if missing else "in another order, or some twice"
         raise DataError(
-            f"{next(iter(shares))}: one of {partitions} partitions of a corpus, which must all be given in "
-            f"order; {text}"
+            f"{first}: one of {partitions} partitions of a corpus, which must all be given in order; {text}"
         )
-    first = next(iter(shares))
     for prefix in shares:
         if infos[prefix].corpus != infos[first].corpus:
             raise DataError(

@@ -102,6 +102,14 @@ def test_shares_are_not_merged_with_their_whole(tmp_path: Path, described: bool)
     assert not (tmp_path / "other.idx").exists()
 
 
+def test_shares_of_a_run_with_another_number_of_them_lie_beside(tmp_path: Path) -> None:
+    inputs = both_keys(tmp_path / "in.jsonl")
+    for index, of in ((0, 2), (1, 2), (0, 3), (1, 3), (2, 3)):
+        run(take_partition(inputs, index, of), tmp_path / "x", json_keys=["a"], partition=(index, of))
+    with pytest.raises(DataError, match=r"x_part00000of00003_a_document: a share of 3, but .* is one of 2; "):
+        merge(sorted(str(path)[:-4] for path in tmp_path.glob("*.idx")), str(tmp_path / "whole"))
+
+
 def test_a_folder_beside_a_dataset_of_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from tools.merge_datasets import find_datasets
 

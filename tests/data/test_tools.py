@@ -74,12 +74,19 @@ def test_slurm_merges_the_shares_of_the_key_that_is_given(tmp_path: Path) -> Non
         share = ["--partitions", "2", "--partition-index", index, "--json-keys", "text", "raw_text"]
         assert tool("preprocess_data")([*out, *share]) == 0
     script = str(TOOLS.parent / "examples" / "data" / "preprocess_slurm.sh")
-    for key, token in (("text", 1), ("raw_text", 2)):
+
+    def merged(key: str) -> subprocess.CompletedProcess[str]:
         merge = ["bash", script, "merge", str(tmp_path / "p"), key]
         environment = {**os.environ, "PYTHON": sys.executable, "SLURM_SUBMIT_DIR": str(TOOLS.parent)}
-        found = subprocess.run(merge, capture_output=True, text=True, check=False, env=environment)
+        return subprocess.run(merge, capture_output=True, text=True, check=False, env=environment)
+
+    for key, token in (("text", 1), ("raw_text", 2)):
+        found = merged(key)
         assert found.returncode == 0, found.stderr
         assert open_dataset(f"{tmp_path}/p_{key}_document").stream().tolist() == [token, 99] * 4
+    other = merged("t")
+    assert other.returncode == 1
+    assert f"no shares to merge: no {tmp_path}/p_partIofN_t_document.idx; give" in other.stderr
 
 
 def test_workers_without_a_number_are_the_cores_that_the_job_may_use(
@@ -267,14 +274,20 @@ def test_the_ray_example_says_what_it_needs(tmp_path: Path) -> None:
 def test_ray_gives_the_bytes_of_one_run(tmp_path: Path) -> None:
     pytest.importorskip("ray")
     source = write_lines(tmp_path / "in.jsonl", 50)
-    flags = ["--input", source, *NULL[:-2]]
-    done = subprocess.run(
-        [sys.executable, str(RAY), *flags, "--partitions", "3", "--output-prefix", str(tmp_path / "ray")],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    with open(source, "a", encoding="utf-8") as file:
+        file.write("no json\n")
+    flags = ["--input", source, *NULL[:-2], "--on-error", "skip"]
+
+    def by_ray(*more: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, str(RAY), *flags, "--output-prefix", str(tmp_path / "ray"), *more]
+        return subprocess.run(command, capture_output=True, text=True, check=False)
+
+    done = by_ray("--partitions", "3")
     assert done.returncode == 0, done.stderr
+    assert "share 2: 1 documents were skipped; " in done.stderr
+    lacking = by_ray("--partitions", "3", "--cpus-per-task", "100000")
+    assert lacking.returncode == 1
+    assert "--cpus-per-task 100000: the largest machine has" in lacking.stderr
     assert tool("preprocess_data")([*flags, "--output-prefix", str(tmp_path / "one")]) == 0
     for suffix in (".bin", ".idx"):
         ray, one = (tmp_path / f"{name}_text_document{suffix}" for name in ("ray", "one"))
