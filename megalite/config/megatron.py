@@ -38,7 +38,7 @@ ABSENT = {
     "--fp32-residual-connection --apply-residual-connection-post-layernorm": (
         "residuals are in the weights' type and skip the norm"
     ),
-    "--iterations-to-skip": "choose other data with --seed, or resume with --train-iters changed",
+    "--iterations-to-skip": "take another --seed for other samples, or a blend without the bad dataset",
     "--decoupled-lr --decoupled-min-lr": "one --lr holds for all layers",
     "--start-weight-decay --end-weight-decay": "use one --weight-decay for the whole run",
     "--use-checkpoint-opt-param-scheduler --use-checkpoint-opt_param-scheduler": (

@@ -50,6 +50,7 @@ def _run(config: Config, place: Place) -> int:
     from megalite.data.errors import DataError
     from megalite.model.recompute_budget import within_budget
     from megalite.parallel.topology import build_topology
+    from megalite.training.agreement import settings_to_compare
     from megalite.training.errors import TrainingError
     from megalite.training.loop import run
 
@@ -69,10 +70,13 @@ def _run(config: Config, place: Place) -> int:
     timeout = timedelta(minutes=config.parallel.distributed_timeout_minutes)
     parallel = config.parallel
     try:
-        with process_group(backend_for(device, parallel.distributed_backend), place, timeout):
+        backend = backend_for(device, parallel.distributed_backend)
+        with process_group(backend, place, timeout, settings_to_compare(config)):
             tensor, pipeline = parallel.tensor_model_parallel_size, parallel.pipeline_model_parallel_size
             replicas = kv_replicas(config.model, tensor)
             run(chosen, build_topology(tensor, pipeline, device, timeout, replicas))
+    except ConfigErrors as errors:
+        exit_with_errors(errors, place.rank)
     except (TrainingError, CheckpointError) as error:  # the same on every rank
         leave(f"error: {error}", place.rank, code=1)
     except DataError as error:  # in the samples of this rank; the others wait for it until torchrun ends them

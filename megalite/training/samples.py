@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from megalite.config import (
     BatchSchedule,
@@ -17,7 +17,7 @@ from megalite.config import (
 from megalite.data.build import Dataset, Splits, build_datasets
 from megalite.data.errors import DataError
 from megalite.data.loader import StepLoader
-from megalite.data.stretches import DatasetPlace, OrderRecord
+from megalite.data.stretches import OrderRecord
 from megalite.data.tokenizer import build_tokenizer
 from megalite.listing import listing
 from megalite.parallel.everywhere import gather_objects, on_every_rank
@@ -31,20 +31,19 @@ def open_datasets(config: Config, order: Mapping[str, Any] | None) -> Splits:
     that it goes on from.
 
     A collective. Raises TrainingError on every rank for what cannot be read on any, and for ranks that find
-    different data, as on nodes with copies of their own.
+    different data or tokenizers, as on nodes with copies of their own.
     """
     datasets, found = on_every_rank(lambda: _open_datasets(config, order), DataError, TrainingError)
-    identities = [place.identity for place in found]
+    identities = [each.identity for each in found]
     mine = hashlib.sha256(" ".join(identities).encode()).hexdigest()
     digests, warnings = zip(*gather_objects((mine, datasets.warning)), strict=True)
     if len(set(digests)) > 1:
         everyones = zip(*gather_objects(identities), strict=False)
-        differing = [place for place, each in zip(found, everyones, strict=False) if len(set(each)) > 1]
-        name = differing[0].prefix if differing else "the data"
+        differing = [one for one, each in zip(found, everyones, strict=False) if len(set(each)) > 1]
+        what = differing[0].differs if differing else "the data: is another"
         others = [str(rank) for rank, digest in enumerate(digests) if digest != digests[0]]
         raise TrainingError(
-            f"{name}: holds other documents on rank {listing(others)} than on rank 0; every node must have "
-            "the same files"
+            f"{what} on rank {listing(others)} than on rank 0; every node must have the same files"
         )
     return datasets._replace(warning=_first(warnings))
 
@@ -58,14 +57,25 @@ def _first(warnings: Sequence[str | None]) -> str | None:
     return warning if len(warnings) == 1 else f"rank {rank}, {len(warned)} of {len(warnings)}: {warning}"
 
 
-def _open_datasets(config: Config, order: Mapping[str, Any] | None) -> tuple[Splits, list[DatasetPlace]]:
-    """The splits, and the beginning of each dataset in them."""
+class _Found(NamedTuple):
+    """What must be the same on every rank, and what is said where it is not."""
+
+    identity: str
+    differs: str
+
+
+def _open_datasets(config: Config, order: Mapping[str, Any] | None) -> tuple[Splits, list[_Found]]:
+    """The splits, and what they were made from: the tokenizer and each dataset."""
     tokenizer = build_tokenizer(config.data, config.model.vocab_size)
     saved = None if order is None else OrderRecord.from_json(order)
     counts = split_sample_counts(config)
     splits = build_datasets(config.data, tokenizer, config.model.seq_length, config.run.seed, counts, saved)
-    found = [place for each in splits[:3] if each is not None for place in each.samples.places(0)]
-    return splits, found
+    datasets = [each for each in splits[:3] if each is not None]
+    text = f"{tokenizer.identity}, documents end with {datasets[0].rules.eod if datasets else None}"
+    places = [place for each in datasets for place in each.samples.places(0)]
+    found = [_Found(place.identity, f"{place.prefix}: holds other documents") for place in places]
+    files = "--tokenizer-model" if config.data.tokenizer_model is not None else "--vocab-file, --merge-file"
+    return splits, [_Found(text, f"{files}: make another tokenizer"), *found]
 
 
 def batch_sizes(trainer: Trainer) -> BatchSchedule:

@@ -11,8 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tokenizers
 import torch
 import torch.distributed as dist
+from tokenizers.models import WordLevel
 
 from megalite.config import parse
 from megalite.data import gpt_dataset
@@ -325,6 +327,39 @@ def test_ranks_that_find_other_data_are_told(tmp_path: Path, pool: WorkerPool) -
         == f"{copy}/a: holds other documents on rank 1, 3 than on rank 0; every node must have the same files"
     )
     assert [text.split(": ")[1] for text in told] == [told[0].split(": ")[1]] * 4
+
+
+def open_with_tokenizer(folders: list[str]) -> str:
+    """What a rank says, of an error, whose node has the tokenizer in its own of `folders`."""
+    topology = build_topology(1, 1, torch.device("cpu"))
+    model = MODEL.replace("--tokenizer-type NullTokenizer --vocab-size 31", "--mock-data --eod-mask-loss")
+    tokenizer = f"--tokenizer-type HuggingFaceTokenizer --tokenizer-model {folders[topology.rank]}"
+    try:
+        open_datasets(parse([*model.split(), *tokenizer.split(), "--train-iters", "1"], 2), None)
+    except TrainingError as error:
+        return str(error)
+    return ""
+
+
+def test_ranks_that_find_another_tokenizer_are_told(tmp_path: Path, pool: WorkerPool) -> None:
+    """Of the same size, or with another token that ends documents."""
+    for name, tokens, eod in (
+        ("copy", "ab<>", "<"),
+        ("another", "ab<>", "<"),
+        ("old", "ba<>", "<"),
+        ("eod", "ab<>", ">"),
+    ):
+        (tmp_path / name).mkdir()
+        ids = {token: number for number, token in enumerate(tokens)}
+        tokenizers.Tokenizer(WordLevel(ids, "a")).save(str(tmp_path / name / "tokenizer.json"))
+        (tmp_path / name / "tokenizer_config.json").write_text(json.dumps({"eos_token": eod}))
+    copy, another, old, eod = (str(tmp_path / name) for name in ("copy", "another", "old", "eod"))
+    assert pool.run(2, open_with_tokenizer, [copy, another]) == ["", ""]
+    message = (
+        "--tokenizer-model: make another tokenizer on rank 1 than on rank 0; every node must have the same"
+    )
+    for other in (old, eod):
+        assert pool.run(2, open_with_tokenizer, [copy, other]) == [f"{message} files"] * 2
 
 
 def test_index_arrays_that_another_node_cannot_keep_are_told(tmp_path: Path, pool: WorkerPool) -> None:
