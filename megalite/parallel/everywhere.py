@@ -24,11 +24,13 @@ def on_every_rank(
     expected: type[Exception],
     raised: type[Exception],
     group: dist.ProcessGroup | None = None,
+    meet: Callable[[], None] = lambda: None,
 ) -> T:
     """Call `action` on every rank and return each its own result; what fails on one fails on all.
 
     When `action` raises `expected` on any rank, `raised` is raised on every one, with one message, so that
-    nobody waits for a rank that has given up.
+    nobody waits for a rank that has given up. `meet` lets ranks wait for each other that may take longer for
+    `action` than a collective waits.
     """
     result: T | None = None
     failure: Exception | None = None
@@ -36,6 +38,7 @@ def on_every_rank(
         result = action()
     except expected as error:
         failure = error
+    meet()
     messages = gather_objects(None if failure is None else str(failure), group)
     failures = {text: rank for rank, text in reversed(list(enumerate(messages))) if text is not None}
     if failures:

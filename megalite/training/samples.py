@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any, NamedTuple
 
 from megalite.config import (
@@ -22,8 +23,15 @@ from megalite.data.tokenizer import build_tokenizer
 from megalite.listing import listing
 from megalite.parallel.everywhere import gather_objects, on_every_rank
 from megalite.training.errors import TrainingError
+from megalite.training.meeting import meet
 from megalite.training.progress import Progress
 from megalite.training.step import Trainer
+
+INDEX_PATIENCE = timedelta(hours=2)  # a node may build alone what others have, each array at its disk's pace
+INDEX_ADVICE = (
+    "make them before the run, on its node, with tools/inspect_data.py --build-cache, or raise "
+    "--distributed-timeout-minutes beyond that time"
+)
 
 
 def open_datasets(config: Config, order: Mapping[str, Any] | None) -> Splits:
@@ -33,7 +41,13 @@ def open_datasets(config: Config, order: Mapping[str, Any] | None) -> Splits:
     A collective. Raises TrainingError on every rank for what cannot be read on any, and for ranks that find
     different data or tokenizers, as on nodes with copies of their own.
     """
-    datasets, found = on_every_rank(lambda: _open_datasets(config, order), DataError, TrainingError)
+    patience = max(INDEX_PATIENCE, timedelta(minutes=config.parallel.distributed_timeout_minutes))
+    datasets, found = on_every_rank(
+        lambda: _open_datasets(config, order),
+        DataError,
+        TrainingError,
+        meet=lambda: meet("its datasets and their index arrays", patience, INDEX_ADVICE),
+    )
     identities = [each.identity for each in found]
     mine = hashlib.sha256(" ".join(identities).encode()).hexdigest()
     digests, warnings = zip(*gather_objects((mine, datasets.warning)), strict=True)

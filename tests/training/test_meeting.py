@@ -1,0 +1,93 @@
+"""Ranks wait for one that has more to do before it joins them, also longer than a collective would."""
+
+from __future__ import annotations
+
+import logging
+import re
+import time
+from datetime import timedelta
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed import distributed_c10d
+
+from megalite.config import parse
+from megalite.parallel.topology import build_topology
+from megalite.training import meeting, samples
+from megalite.training.errors import TrainingError
+from megalite.training.meeting import meet
+from tests.pool import WorkerPool
+
+RUN = (
+    "--num-layers 1 --hidden-size 16 --num-attention-heads 2 --ffn-hidden-size 32 --seq-length 8 "
+    "--max-position-embeddings 8 --micro-batch-size 1 --tokenizer-type NullTokenizer --vocab-size 31 "
+    "--lr 1e-2 --train-iters 1 --mock-data"
+)
+
+
+def open_with_a_slow_rank(seconds: float, collective: float) -> int:
+    """Samples that a rank finds whose collectives wait `collective` seconds, where rank 1 is slow."""
+    config = parse(RUN.split(), 3)
+    build_topology(1, 1, torch.device("cpu"))
+    distributed_c10d._set_pg_timeout(timedelta(seconds=collective), dist.group.WORLD)
+    opened = samples._open_datasets
+
+    def slowly(*given: object) -> object:
+        time.sleep(seconds if dist.get_rank() == 1 else 0)
+        return opened(*given)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(samples, "_open_datasets", slowly)
+        patch.setattr(meeting, "LOOKS_SECONDS", 0.05)
+        splits = samples.open_datasets(config, None)
+    assert splits.train is not None
+    return len(splits.train)
+
+
+def test_index_arrays_may_take_longer_than_a_collective(pool: WorkerPool) -> None:
+    assert pool.run(3, open_with_a_slow_rank, 2.5, 2.0) == [3] * 3
+
+
+def meet_late(late: int, until: str, patience: float) -> tuple[str, list[str]]:
+    """The error and the warnings of a rank; `late` comes to the second meeting when another has `until`."""
+    store = dist.PrefixStore("test", distributed_c10d._get_default_store())
+    said: list[str] = []
+
+    def hear(record: logging.LogRecord) -> bool:
+        said.append(record.getMessage())
+        store.set("warned", "")
+        return True
+
+    error = ""
+    meeting.logger.addFilter(hear)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(meeting, "SPEAKS_SECONDS", 0.1)
+        patch.setattr(meeting, "LOOKS_SECONDS", 0.05)
+        meet("work", timedelta(minutes=1), "advice")
+        if dist.get_rank() == late:
+            store.wait([until])
+        try:
+            meet("work", timedelta(seconds=patience), "advice")
+        except TrainingError as found:
+            error = str(found)
+            store.set("given up", "")
+    meeting.logger.removeFilter(hear)
+    return error, said
+
+
+def test_one_rank_tells_for_whom_it_waits(pool: WorkerPool) -> None:
+    results = pool.run(3, meet_late, 2, "warned", 60.0)
+    assert {error for error, _ in results} == {""}
+    (lines,) = [said for _, said in results if said]
+    assert lines[0].startswith("rank 2 is still at work; the others have waited 0:00:0")
+
+
+@pytest.mark.parametrize("late", [0, 2])
+def test_a_rank_that_does_not_come_ends_all_with_one_message(pool: WorkerPool, late: int) -> None:
+    results = pool.run(3, meet_late, late, "given up", 0.1)
+    ((message, *others),) = [{error for error, _ in results}]
+    assert not others
+    assert re.fullmatch(rf"rank {late} is still at work; the others have waited 0:00:0\d: advice", message)
+    told = [line for _, said in results for line in said if line == message]
+    assert len(told) == (late == 0), "the error is told by rank 0, which may be the one that is waited for"
