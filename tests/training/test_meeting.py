@@ -5,14 +5,16 @@ from __future__ import annotations
 import logging
 import re
 import time
+from collections.abc import Mapping
 from datetime import timedelta
+from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
-from megalite.config import parse
+from megalite.config import Config, parse
 from megalite.parallel.topology import build_topology
 from megalite.training import meeting, samples
 from megalite.training.errors import TrainingError
@@ -33,9 +35,9 @@ def open_with_a_slow_rank(seconds: float, collective: float) -> int:
     distributed_c10d._set_pg_timeout(timedelta(seconds=collective), dist.group.WORLD)
     opened = samples._open_datasets
 
-    def slowly(*given: object) -> object:
+    def slowly(config: Config, order: Mapping[str, Any] | None) -> Any:
         time.sleep(seconds if dist.get_rank() == 1 else 0)
-        return opened(*given)
+        return opened(config, order)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(samples, "_open_datasets", slowly)
