@@ -161,8 +161,14 @@ void IndexedDataset::check_read() const {
     bin_->check_read();
 }
 
+void IndexedDataset::check_range(int64_t first, int64_t last) const {
+    if (first < 0 || first > last || last > sequences_)
+        fail(prefix_, ": sequences [", first, ", ", last, ") asked for, but it has ", sequences_);
+}
+
 int64_t IndexedDataset::tokens_between(int64_t first, int64_t last) const {
-    if (first >= last) return 0;
+    check_range(first, last);
+    if (first == last) return 0;
     const int64_t bytes = load<int64_t>(offsets_ + 8 * (last - 1)) - load<int64_t>(offsets_ + 8 * first);
     const int64_t tokens = bytes / static_cast<int64_t>(type_->bytes) + length(last - 1);
     idx_->check_read();
@@ -170,6 +176,7 @@ int64_t IndexedDataset::tokens_between(int64_t first, int64_t last) const {
 }
 
 uint64_t IndexedDataset::lengths_hash(int64_t first, int64_t last) const {
+    check_range(first, last);
     const uint64_t hash = content_hash(lengths_ + 4 * first, 4 * static_cast<uint64_t>(last - first));
     idx_->check_read();
     return hash;

@@ -55,7 +55,7 @@ class IndexedDataset {
 
     // Throws when something read of the two files since they were opened was not there.
     void check_read() const;
-    // Sum of the lengths of sequences [first, last).
+    // Sum of the lengths of sequences [first, last). Throws for a range that there is not, as `lengths_hash` does.
     int64_t tokens_between(int64_t first, int64_t last) const;
     // 64-bit hash of the lengths of sequences [first, last): what an index of samples depends on.
     uint64_t lengths_hash(int64_t first, int64_t last) const;
@@ -63,6 +63,7 @@ class IndexedDataset {
   private:
     void check_header();
     void check_arrays() const;
+    void check_range(int64_t first, int64_t last) const;
     std::string describe_bad_entry(int64_t sequence) const;
 
     std::string prefix_;

@@ -5,6 +5,7 @@
 // any other memory goes on to the handler that was there before.
 #include "mapped_file.h"
 
+#include <algorithm>
 #include <cerrno>
 #include <chrono>
 #include <csignal>
@@ -15,6 +16,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "content_hash.h"
 #include "data_error.h"
 
 namespace {
@@ -78,6 +80,17 @@ MappedRange *register_range(const void *address, uint64_t size) {
     return range;
 }
 
+constexpr uint64_t kMarked = 512; // bytes at each of three places: a page or two
+
+int64_t modified_ns(const struct stat &status) {
+#ifdef __APPLE__
+    const timespec &time = status.st_mtimespec;
+#else
+    const timespec &time = status.st_mtim;
+#endif
+    return static_cast<int64_t>(time.tv_sec) * 1'000'000'000 + time.tv_nsec;
+}
+
 } // namespace
 
 MappedFile::MappedFile(const std::string &path) : path_(path) {
@@ -91,6 +104,7 @@ MappedFile::MappedFile(const std::string &path) : path_(path) {
     size_ = static_cast<uint64_t>(status.st_size);
     device_ = status.st_dev;
     inode_ = status.st_ino;
+    modified_ = modified_ns(status);
     if (size_ > 0) {
         void *address = ::mmap(nullptr, size_, PROT_READ, MAP_SHARED, descriptor, 0);
         const int error = errno;
@@ -98,6 +112,7 @@ MappedFile::MappedFile(const std::string &path) : path_(path) {
         if (address == MAP_FAILED) fail(path, ": cannot be mapped into memory: ", std::strerror(error));
         data_ = static_cast<const uint8_t *>(address);
         range_ = register_range(address, size_);
+        mark_ = mark();
     } else {
         ::close(descriptor);
     }
@@ -108,6 +123,14 @@ MappedFile::~MappedFile() {
     const std::lock_guard<std::mutex> lock(changing);
     range_->end.store(0);
     ::munmap(const_cast<uint8_t *>(data_), size_);
+}
+
+uint64_t MappedFile::mark() const {
+    const uint64_t bytes = std::min(size_, kMarked);
+    const uint64_t starts[3] = {0, (size_ - bytes) / 2, size_ - bytes};
+    uint64_t hash = 0;
+    for (const uint64_t start : starts) hash = 3 * hash + content_hash(data_ + start, bytes);
+    return hash;
 }
 
 void MappedFile::check_read() const {
@@ -128,5 +151,11 @@ void MappedFile::check_size() const {
     const bool same = ::stat(path_.c_str(), &status) == 0 && status.st_dev == device_ && status.st_ino == inode_;
     if (same && static_cast<uint64_t>(status.st_size) < size_)
         fail(path_, ": had ", size_, " bytes when it was opened and has ", status.st_size, " now: something cut it while it was in use");
+    if (same && size_ > 0 && modified_ns(status) != modified_.load(std::memory_order_relaxed)) {
+        const bool good = mark() == mark_;
+        check_read();
+        if (!good) fail(path_, ": something wrote to it while it was in use: its bytes are not those with which it was opened");
+        modified_.store(modified_ns(status), std::memory_order_relaxed); // it was touched, or has grown
+    }
     good_until_.store(now + 10, std::memory_order_relaxed);
 }

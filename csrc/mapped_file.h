@@ -26,18 +26,23 @@ class MappedFile {
     // After reading: throws when something that was read is not there. What was read since the file was mapped is good otherwise, but
     // for the end of a page in which the file ends now: that is for `check_size`.
     void check_read() const;
-    // Before reading: throws for that, too, and when the file has become shorter. One that was replaced by another of its name is still
-    // mapped whole. What was found good is not looked at again for 10 ms: it is a system call for each file.
+    // Before reading: throws for that, too, when the file has become shorter, and when it was written to and holds other bytes than it
+    // did at its beginning, middle or end. One that was replaced by another of its name is still mapped whole. What was found good is
+    // not looked at again for 10 ms: it is a system call for each file.
     void check_size() const;
     // Whether the file still has its name.
     bool has_name() const;
 
   private:
+    uint64_t mark() const; // a hash of the bytes at the beginning, middle and end
+
     std::string path_;
     const uint8_t *data_ = nullptr;
     uint64_t size_ = 0;
     dev_t device_ = 0;
     ino_t inode_ = 0;
+    uint64_t mark_ = 0; // as it was opened
+    mutable std::atomic<int64_t> modified_{0}; // when the mark was found good, in nanoseconds of the file's clock
     MappedRange *range_ = nullptr;
     mutable std::atomic<int64_t> good_until_{0}; // in milliseconds of the steady clock
 };

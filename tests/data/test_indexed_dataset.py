@@ -42,6 +42,16 @@ def test_offsets_are_an_exclusive_sum(tmp_path: Path) -> None:
     assert dataset.tokens_between(1, 3) == 7
 
 
+@pytest.mark.parametrize("ends", [(0, 5), (-1, 3), (3, 1), (0, 10**12), (-(10**12), 0)])
+def test_a_range_that_there_is_not(prefix: Path, ends: tuple[int, int]) -> None:
+    dataset = open_dataset(str(prefix))
+    for read in (dataset.tokens_between, dataset.lengths_hash):
+        with pytest.raises(
+            DataError, match=rf"data: sequences \[{ends[0]}, {ends[1]}\) asked for, but it has 4"
+        ):
+            read(*ends)
+
+
 def edit(prefix: Path, suffix: str, offset: int, data: bytes) -> None:
     path = prefix.with_suffix(suffix)
     content = bytearray(path.read_bytes())

@@ -14,7 +14,9 @@ import pytest
 
 from megalite.data.build import build_datasets
 from megalite.data.errors import DataError
-from megalite.data.indexed_dataset import DatasetWriter
+from megalite.data.gpt_dataset import GPTDataset
+from megalite.data.indexed_dataset import DatasetWriter, open_dataset
+from megalite.data.sample_plan import plan_samples
 from tests.data.corpora import Words, data_config, write_dataset
 
 PREPARE = """
@@ -98,6 +100,34 @@ except DataError as error:
     assert (done.returncode, done.stderr) == (0, "")
     assert cut in done.stdout
     assert "cut it while it was in use" in done.stdout
+
+
+@pytest.mark.parametrize("suffix", [".bin", ".idx"])
+def test_a_file_that_is_written_to_in_its_place(tmp_path: Path, suffix: str) -> None:
+    """As by `cp` or `rsync --inplace`; one that is touched or grows holds what it held."""
+    lengths = [60] * 6000  # of files that are too large to be read at once
+    prefix = write_dataset(tmp_path / "d", lengths)
+    other = Path(write_dataset(tmp_path / "other", [61, *lengths[1:]], seed=1) + suffix).read_bytes()
+    file = Path(prefix + suffix)
+    dataset = open_dataset(prefix)
+    samples = GPTDataset(dataset, plan_samples(dataset, (0, 6000), 16, 1, None), None)
+    before, after = (np.empty((50, 17), dtype=np.int64) for _ in range(2))
+
+    def read_until_looked_at(out: np.ndarray) -> None:
+        time.sleep(0.02)
+        samples.read(np.arange(50), out)
+
+    read_until_looked_at(before)
+    os.utime(file, (0, 0))
+    read_until_looked_at(after)
+    with file.open("ab") as growing:
+        growing.write(b"more")
+    read_until_looked_at(after)
+    assert np.array_equal(before, after)
+    file.write_bytes(other + b"more")
+    for _ in range(2):
+        with pytest.raises(DataError, match=f"{suffix}: something wrote to it while it was in use"):
+            read_until_looked_at(after)
 
 
 def test_an_index_that_is_cut_while_it_is_opened(tmp_path: Path) -> None:
