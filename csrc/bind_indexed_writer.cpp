@@ -155,18 +155,20 @@ py::array packed(const Dense<int32_t> &tokens, const Dense<int64_t> &ends, int32
     const int32_t *source = tokens.data();
     const int64_t *places = ends.data();
     To *target = out.mutable_data();
-    py::gil_scoped_release release;
-    int32_t bits = insertions == 0 ? 0 : token;
-    int64_t done = 0;
-    for (int64_t i = 0; i < insertions; ++i) {
-        if (places[i] < done || places[i] > count) fail("pack_tokens: place ", places[i], " after ", done, " of ", count, " tokens");
-        bits |= copy_ids(source + done, places[i] - done, target);
-        target += places[i] - done;
-        *target++ = static_cast<To>(token);
-        done = places[i];
+    {
+        py::gil_scoped_release release;
+        int32_t bits = insertions == 0 ? 0 : token;
+        int64_t done = 0;
+        for (int64_t i = 0; i < insertions; ++i) {
+            if (places[i] < done || places[i] > count) fail("pack_tokens: place ", places[i], " after ", done, " of ", count, " tokens");
+            bits |= copy_ids(source + done, places[i] - done, target);
+            target += places[i] - done;
+            *target++ = static_cast<To>(token);
+            done = places[i];
+        }
+        bits |= copy_ids(source + done, count - done, target);
+        if (!holds<To>(bits)) refuse<To>(holds<To>(token) ? source : &token, type);
     }
-    bits |= copy_ids(source + done, count - done, target);
-    if (!holds<To>(bits)) refuse<To>(holds<To>(token) ? source : &token, type);
     return out;
 }
 

@@ -21,13 +21,14 @@ CHECKED_DOCUMENTS = 1000
 CHECKED_BYTES = 1 << 20
 CHECKED_SHARE = 1024  # of smaller corpora
 AUTO_BYTES = 64 << 20  # of input from which on the check, some seconds, is worth while
+CHECKED_NAMES = 1000  # added tokens, tried with each other
 # Where splits of text differ between implementations: spaces of all kinds, digits, marks, joined emoji, case
 # that changes the length, contractions, a letter of Unicode 17.
 FRAGMENTS = (
     *("", " ", "  ", "\n", "\r\n", "\t", "\x0b", "\x1c", "\x85", "\xa0", "\u1680", "\u180e", "\u2003"),
     *("\u2028", "\u3000", "\ufeff", "\u200d", "\0", "a", "Z", "the", " cat", "'s", "'LL", "\u2019t"),
     *("1", "234", "\u00b2", "\u2167", "\u0663", "\uff11", "\u00e9", "e\u0301", "\u0130", "\u017f"),
-    *("\ufb01", "\u65e5\u672c", "\u0928\u093f", "\u0645", "\U0001f468\u200d\U0001f469", "\U0001d7ce"),
+    *("\ufb01", "\u65e5\u672c", "\u0928\u093f", "\u093f", "\ufe0f\u20e3", "\u0645", "\U0001f468\u200d\U0001f469", "\U0001d7ce"),
     *("\U0010ffff", "\ue000", ".", "...", "_", "</s>", "<s>", "<|endoftext|>", "[UNK]", "\u2581", "\u088f"),
 )
 
@@ -117,11 +118,18 @@ def encoded(
 
 
 def hard_texts(tokenizer: Tokenizer) -> list[str]:
-    """The same each time: the fragments, 2,000 mixtures of them, long runs."""
+    """The same each time: the fragments, 2,000 mixtures of them, as many with the added tokens, long runs."""
     generator = random.Random(0)
+
+    def mixtures(fragments: Sequence[str], count: int) -> list[str]:
+        sizes = (generator.randint(0, 12) for _ in range(count))
+        return ["".join(generator.choices(fragments, k=size)) for size in sizes]
+
     fragments = [*FRAGMENTS, tokenizer.eod_token or ""]
-    mixtures = ["".join(generator.choices(fragments, k=generator.randint(0, 12))) for _ in range(2000)]
-    return [*fragments, *mixtures, "x" * 5000, " " * 5000, "\n" * 5000, "a\u0300" * 500, "ab1 " * 2000]
+    names = list(tokenizer.added_tokens)[:CHECKED_NAMES]
+    with_names = mixtures([*names, *generator.choices(fragments, k=len(names))], min(8 * len(names), 2000))
+    runs = ["x" * 5000, " " * 5000, "\n" * 5000, "a\u0300" * 500, "ab1 " * 2000]
+    return [*fragments, *mixtures(fragments, 2000), *names, *with_names, *runs]
 
 
 def first_texts(inputs: Sequence[Part], keys: Sequence[str]) -> Iterator[str]:

@@ -88,6 +88,13 @@ def test_hard_text_is_checked_whatever_the_corpus_holds(word: str) -> None:
         compare(Missing(), reference, hard_texts(reference))
 
 
+def test_added_tokens_are_checked() -> None:
+    reference = ByteLevelTokenizer()
+    reference.added_tokens = ["hamster", "<x>"]
+    with pytest.raises(DataError, match="other ids than the library for .*hamster"):
+        compare(Slip("hamster"), reference, hard_texts(reference))
+
+
 def test_an_engine_must_have_the_ends_of_texts_too() -> None:
     class Shifted(Bytes):
         def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:

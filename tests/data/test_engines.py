@@ -12,10 +12,14 @@ from typing import cast
 
 import numpy as np
 import pytest
+from tokenizers import AddedToken
 from tokenizers import Tokenizer as Library
 from tokenizers.models import WordLevel
 
+from megalite.data.engine_check import compare, hard_texts
+from megalite.data.errors import DataError
 from megalite.data.tokenizer import gigatoken
+from megalite.data.tokenizer.fastokens import FastokensEngine
 from megalite.data.tokenizer.huggingface import HuggingFaceTokenizer, load_tokenizer_json
 from tests.data.corpora import (
     text_flags,
@@ -102,3 +106,40 @@ def test_an_engine_that_is_missing_says_so(
     out = ["--output-prefix", str(tmp_path / "p"), "--engine", engine]
     assert tool("preprocess_data")([*text_flags(sample), *out]) == 1
     assert f"needs the package {engine}: pip install {engine}" in capsys.readouterr().err
+
+
+PLAIN: dict[str, bool] = {"normalized": False}
+NORMAL: dict[str, bool] = {"normalized": True}
+SPECIAL: dict[str, bool] = {"normalized": False, "special": True}
+
+
+@pytest.mark.parametrize(
+    ("tokens", "reason"),
+    [
+        ({"<sql>": PLAIN, "<sql>SELECT": NORMAL}, "'<sql>' and '<sql>SELECT' overlap"),
+        ({"abc": PLAIN, "cat": NORMAL}, "'abc' and 'cat' overlap"),
+        ({"cat": PLAIN, "abc": NORMAL}, "'abc' and 'cat' overlap"),
+        ({"xabcx": SPECIAL, "abc": PLAIN}, "'xabcx' and 'abc' overlap"),
+        ({"the": PLAIN | {"single_word": True}}, "'the' is a whole word or"),
+        ({"the": NORMAL | {"lstrip": True}}, "'the' is a whole word or"),
+        ({"the": PLAIN | {"rstrip": True}}, "'the' is a whole word or"),
+        # as most have
+        ({"<sql>": PLAIN, "<sql>SELECT": PLAIN}, None),
+        ({"  ": NORMAL, "    ": NORMAL, "<a>": SPECIAL, "<b>": PLAIN}, None),
+        ({"<mask>": SPECIAL | {"lstrip": True}, "<mask>s": SPECIAL | {"normalized": True}}, None),
+    ],
+)
+def test_fastokens_is_refused_for_added_tokens_that_it_finds_otherwise(
+    sample: Path, tokens: dict[str, dict[str, bool]], reason: str | None
+) -> None:
+    pytest.importorskip("fastokens")
+    library = Library.from_file(str(sample / "tokenizer.json"))
+    for content, kind in tokens.items():
+        token = AddedToken(content, **{"special": False, **kind})
+        (library.add_special_tokens if token.special else library.add_tokens)([token])
+    reference = HuggingFaceTokenizer(library, "", None, False, False)
+    if reason is None:
+        compare(FastokensEngine(reference), reference, hard_texts(reference))
+        return
+    with pytest.raises(DataError, match=f"fastokens: the added tokens? {reason}.*; leave --engine out"):
+        FastokensEngine(reference)

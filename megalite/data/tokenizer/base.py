@@ -29,6 +29,8 @@ class Tokenizer(ABC):
     options: str = ""
     """What else decides how text becomes ids."""
     eod_token: str | None = None
+    added_tokens: Sequence[str] = ()
+    """Strings that are looked for before anything else, special ones included."""
     spells_special_tokens: bool = False
     """Whether text that spells a special token becomes that token."""
     memory_per_byte: int

@@ -23,6 +23,7 @@ class Engine(Tokenizer):
         self.identity = reference.identity
         self.options = reference.options
         self.eod_token = reference.eod_token
+        self.added_tokens = reference.added_tokens
         self.spells_special_tokens = reference.spells_special_tokens
 
     def check_encodes(self) -> None:

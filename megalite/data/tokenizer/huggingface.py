@@ -72,6 +72,7 @@ class HuggingFaceTokenizer(Tokenizer):
         self.options += more_options
         self.vocab_size = max(vocabulary.values(), default=-1) + 1
         self.eod_token = eod_token
+        self.added_tokens = [token.content for token in library.get_added_tokens_decoder().values()]
         self._eod_given_by = eod_given_by
         self.spells_special_tokens = allow_special_tokens
         self.adds_special_tokens = add_special_tokens
@@ -86,18 +87,15 @@ class HuggingFaceTokenizer(Tokenizer):
         if self.eod_token is None:
             raise DataError(
                 "the tokenizer does not say which token ends a document; name it: --eod-token TOKEN "
-                f"(known special tokens: {', '.join(self._special_tokens()[:20]) or 'none'})"
+                f"(known special tokens: {', '.join(self.added_tokens[:20]) or 'none'})"
             )
         found = self.library.token_to_id(self.eod_token)
         if found is None:
             raise DataError(
                 f"{self._eod_given_by} {self.eod_token}: not in the vocabulary of {self.vocab_size} tokens "
-                f"(special tokens: {', '.join(self._special_tokens()[:20]) or 'none'})"
+                f"(special tokens: {', '.join(self.added_tokens[:20]) or 'none'})"
             )
         return found
-
-    def _special_tokens(self) -> list[str]:
-        return [token.content for token in self.library.get_added_tokens_decoder().values()]
 
     def check_encodes(self) -> None:
         _ = self._lost
