@@ -91,7 +91,7 @@ def test_hard_text_is_checked_whatever_the_corpus_holds(word: str) -> None:
 def test_added_tokens_are_checked() -> None:
     reference = ByteLevelTokenizer()
     reference.added_tokens = ["hamster", "<x>"]
-    with pytest.raises(DataError, match="other ids than the library for .*hamster"):
+    with pytest.raises(DataError, match=r"other ids than the library for .*hamster"):
         compare(Slip("hamster"), reference, hard_texts(reference))
 
 
