@@ -16,6 +16,7 @@ import numpy as np
 
 from megalite._C import IndexedDataset, IndexedWriter
 from megalite.data.errors import DataError, check_prefix, is_file
+from megalite.data.take_over import take_over
 
 # Megatron writes uint16 only below this vocabulary size, though ids up to 65,535 fit.
 MEGATRON_UINT16_VOCABULARY = 65500
@@ -77,6 +78,8 @@ class DatasetWriter:
         Path(prefix).parent.mkdir(parents=True, exist_ok=True)
         self.prefix = prefix
         self.sync = sync
+        for suffix in ("boundaries", "bin", "idx"):
+            take_over(Path(f"{prefix}.{suffix}.partial"), keep=resume is not None)
         self._writer = IndexedWriter(prefix, dtype, resume)
         self._published = False
 

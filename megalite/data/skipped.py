@@ -13,6 +13,7 @@ from typing import NamedTuple
 import orjson
 
 from megalite.data.errors import DataError, writing
+from megalite.data.take_over import take_over
 
 
 class Skip(NamedTuple):
@@ -37,6 +38,7 @@ class SkippedList:
         self._partial = self.path.with_name(f"{self.path.name}.partial")
         self.count = 0
         self._partial.parent.mkdir(parents=True, exist_ok=True)
+        take_over(self._partial, keep=True)
         self._file = self._partial.open("ab")
         while not self._locked(output_prefix):
             self._file.close()

@@ -1,7 +1,9 @@
-"""What several files of tests read."""
+"""What several files of tests read, and what they run without."""
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import json
 from pathlib import Path
 
@@ -19,3 +21,13 @@ def sample(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "corpus.jsonl").write_text("".join(line + "\n" for line in lines))
     train_tokenizer(folder / "corpus.jsonl", folder / "tokenizer.json", 300)
     return folder
+
+
+@pytest.fixture
+def no_locks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a file system that cannot lock files."""
+
+    def flock(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", flock)

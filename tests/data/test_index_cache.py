@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import itertools
 import multiprocessing
 import os
@@ -335,14 +334,6 @@ def test_one_of_those_that_wait_says_for_whom(
     holder = f"process {os.getpid()} on {os.uname().nodename}"
     message = f"{lock}: waiting for {holder}, which builds or checks these index arrays"
     assert caplog.messages == [message]
-
-
-@pytest.fixture
-def no_locks(monkeypatch: pytest.MonkeyPatch) -> None:
-    def flock(*_: object) -> None:
-        raise OSError(errno.ENOLCK, "No locks available")
-
-    monkeypatch.setattr(index_cache.fcntl, "flock", flock)
 
 
 @pytest.mark.usefixtures("no_locks")

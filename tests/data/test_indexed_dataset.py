@@ -245,6 +245,24 @@ def test_resumed_writer_gives_the_same_bytes(tmp_path: Path) -> None:
         assert (tmp_path / f"resumed{suffix}").read_bytes() == (tmp_path / f"whole{suffix}").read_bytes()
 
 
+@pytest.mark.usefixtures("no_locks")
+@pytest.mark.parametrize("goes_on", [False, True])
+def test_without_locks_the_later_of_two_writers_has_the_files(tmp_path: Path, goes_on: bool) -> None:
+    prefix, whole = str(tmp_path / "out"), np.arange(300_000)
+    first = DatasetWriter(prefix, "int32")
+    first.add(whole, np.array([len(whole)], dtype=np.int32))
+    state = first.flush()
+    second = DatasetWriter(prefix, "int32", state if goes_on else None)
+    first.add(np.zeros(300_000, dtype=np.int32), np.array([300_000], dtype=np.int32))
+    with pytest.raises(DataError, match=r"out\.boundaries\.partial: was removed or replaced while it was"):
+        first.publish()
+    with second:
+        second.add(np.array([7]), np.array([1], dtype=np.int32))
+    expected = [*whole, 7] if goes_on else [7]
+    assert np.array_equal(open_dataset(prefix).stream(), expected)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out.bin", "out.idx"]
+
+
 def test_the_checksum_is_zlibs(tmp_path: Path) -> None:
     """At every length, and every place in a text where a flush may have cut it."""
     data = np.random.default_rng(0).integers(0, 256, 301).astype(np.uint8)

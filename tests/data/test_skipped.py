@@ -162,3 +162,20 @@ def test_an_error_does_not_wait_for_a_slow_document(tmp_path: Path, monkeypatch:
         preprocess(plan(str(tmp_path / "in.jsonl"), tmp_path / "out"), Slow())
     assert not finished.is_set()
     release.set()
+
+
+@pytest.mark.usefixtures("no_locks")
+def test_without_locks_the_later_of_two_runs_has_the_list(tmp_path: Path) -> None:
+    prefix = str(tmp_path / "out")
+    with SkippedList(prefix) as first:
+        first.add([Skip("a", 1, "bad")])
+        noted = first.flush()
+        with SkippedList(prefix) as second:
+            second.go_on(noted)
+            with pytest.raises(DataError, match="was removed or replaced during the run"):
+                first.flush()
+            second.add([Skip("a", 2, "bad")])
+            second.flush()
+            second.publish()
+    listed = Path(f"{prefix}.skipped.jsonl").read_text().splitlines()
+    assert [json.loads(line)["line"] for line in listed] == [1, 2]

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 
 class FastokensEngine(Engine):
-    """Version 0.3.5 gave the ids of tokenizers 0.23 for every text that was tried, docs/data_benchmark.md, but
-    for added tokens that are found in another order: tokenizers with such are refused.
+    """Version 0.3.5 gave the ids of tokenizers 0.23 for every text that was tried (docs/data_benchmark.md),
+    but for added tokens that it finds otherwise: tokenizers with such are refused.
     """
 
     packages = ("fastokens", "tokenizers")
@@ -27,7 +27,9 @@ class FastokensEngine(Engine):
         library, known = library_of("fastokens", reference)
         super().__init__(known)
         if reason := other_added_tokens(known.library):
-            raise DataError(f"--engine fastokens: {reason}, which is not known to be equal; leave --engine out")
+            raise DataError(
+                f"--engine fastokens: {reason}, which is not known to be equal; leave --engine out"
+            )
         with refusing_tokenizer("fastokens"):
             self._engine = library.Tokenizer.from_json_str(known.library.to_str())
 
