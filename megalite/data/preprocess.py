@@ -14,35 +14,25 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 
-from megalite import _C
+from megalite.data.batches import read_batches
 from megalite.data.dataset_info import DatasetInfo, publish_with_info, read_info
-from megalite.data.documents import Lines, parse_document, parse_strings
+from megalite.data.encoding import encode_batch, encode_in_order
 from megalite.data.errors import DataError, check_replaceable
 from megalite.data.indexed_dataset import DatasetWriter, token_dtype
-from megalite.data.inputs import Part, corpus_hash, printable
-from megalite.data.records import Records, line_number, read_records
-from megalite.data.resume import Checkpoint, NotContinued, Place, RunState
+from megalite.data.inputs import Part, corpus_hash
+from megalite.data.resume import Checkpoint, NotContinued, RunState
 from megalite.data.shortage import Room, started_pool
-from megalite.data.skipped import Skip, SkippedList
+from megalite.data.skipped import SkippedList
 from megalite.data.tokenizer import Tokenizer
-from megalite.data.tokenizer.base import CHARACTERS_AT_ONCE, check_works, library_errors
 
-BATCH_BYTES = 1 << 20
-BATCH_DOCUMENTS = 2048
-PARSED_BYTES = 16  # of memory for each byte of a line: orjson 3.11 takes 12, and 4 for a string with an emoji
-IN_FLIGHT_BYTES = 64 << 20
-BATCH_MEMORY = 4 << 10  # beside its text; 3.1 KiB measured, of empty text files, each of which is one
-RECORD_MEMORY = 256  # 60 to 220 measured, 330 of one that is skipped
 CHECKPOINT_SECONDS = 20.0
 OUTPUT_SUFFIXES = ("bin", "idx", "boundaries", "json")
 
@@ -95,40 +85,6 @@ class Progress:
     skipped: int = 0
 
 
-class Encoded(NamedTuple):
-    """One key of consecutive documents."""
-
-    tokens: np.ndarray
-    """(tokens,) of the dataset's dtype."""
-    lengths: np.ndarray
-    """int32 (sequences,)."""
-    sequences: np.ndarray
-    """int64 (documents,)."""
-
-
-@dataclass
-class _Batch:
-    """Consecutive documents of one input."""
-
-    part: Part
-    place: Place  # behind the batch
-    text_bytes: int
-    numbers: list[int]  # of the record of each document
-    texts: list[list[str]]  # by key, the sequences of all documents
-    counts: list[list[int]]  # by key, the sequences of each document
-    skipped: list[Skip]
-
-    def refuse(self, number: int, error: DataError, skip: bool) -> None:
-        """Record `number` cannot be used: raise DataError that says so, or note it."""
-        line, behind = line_number(self.part, number)
-        path = printable(self.part.path)
-        place = f"{path}: line {line} behind byte {behind}" if behind else f"{path}:{line}"
-        message = f"{place}: {error}"
-        if not skip:
-            raise DataError(message) from None
-        self.skipped.append(Skip(path, line, message, behind))
-
-
 def preprocess(
     plan: PreprocessPlan,
     tokenizer: Tokenizer,
@@ -154,7 +110,7 @@ def preprocess(
     progress = Progress()
     room = Room()
     encode = partial(
-        _encode, tokenizer=tokenizer, eod=eod, dtype=dtype, skip_errors=plan.skip_errors, room=room
+        encode_batch, tokenizer=tokenizer, eod=eod, dtype=dtype, skip_errors=plan.skip_errors, room=room
     )
     last_checkpoint = time.monotonic()
     with state.explaining(), SkippedList(plan.first_prefix) as skipped, _threads(plan.workers + 1) as pool:
@@ -165,9 +121,8 @@ def preprocess(
             for key, resume in zip(plan.json_keys, start.written, strict=True)
         ]
         progress.tokens = sum(writer.state.tokens for writer in writers)
-        for batch, encodings in _encode_in_order(
-            _read_batches(plan, start.place, state, room), encode, pool, plan.workers + 2
-        ):
+        batches = read_batches(plan.inputs, plan.json_keys, start.place, state, room, plan.skip_errors)
+        for batch, encodings in encode_in_order(batches, encode, pool, plan.workers + 2):
             for writer, encoded in zip(writers, encodings, strict=True):
                 writer.add(encoded.tokens, encoded.lengths, encoded.sequences)
                 progress.tokens += len(encoded.tokens)
@@ -270,165 +225,3 @@ def _recipe(plan: PreprocessPlan, tokenizer: Tokenizer, dtype: str) -> dict[str,
         "dtype": dtype,
         "skip_errors": plan.skip_errors,
     }
-
-
-def _read_batches(plan: PreprocessPlan, start: Place, state: RunState, room: Room) -> Iterator[_Batch]:
-    """The inputs from `start` on, cut into batches that never span two files. Raises DataError behind an
-    input that has changed since the run began.
-    """
-    documents, input_bytes = start.documents, start.input_bytes
-    for number in range(start.input, len(plan.inputs)):
-        part = plan.inputs[number]
-        skip, offset = (start.records, start.offset) if number == start.input else (0, 0)
-        for records in read_records(part, plan.json_keys, BATCH_BYTES, BATCH_DOCUMENTS, skip, offset):
-            documents += len(records.contents)
-            input_bytes += records.size
-            place = Place(number, records.number, records.offset, documents, input_bytes)
-            with room.taken(PARSED_BYTES * records.size, _up_to(part, place), "cut long lines"):
-                batch = _parse(records, part, place, plan)
-            yield batch
-        state.check_unchanged(number)
-
-
-def _parse(records: Records, part: Part, place: Place, plan: PreprocessPlan) -> _Batch:
-    """The documents of `records`."""
-    numbers = range(records.number - len(records.contents) + 1, records.number + 1)
-    keys, ones = plan.json_keys, [1] * len(numbers)
-    strings = parse_strings(records.contents, keys) if isinstance(records.contents, Lines) else None
-    if strings is not None:
-        return _Batch(part, place, records.size, list(numbers), strings, [ones] * len(keys), [])
-    batch = _Batch(part, place, records.size, [], [[] for _ in keys], [[] for _ in keys], [])
-    for number, content in zip(numbers, records.contents, strict=True):
-        try:
-            document = parse_document(content, part.format, keys)
-        except DataError as error:
-            batch.refuse(number, error, plan.skip_errors)
-            continue
-        batch.numbers.append(number)
-        for texts, counts, found in zip(batch.texts, batch.counts, document, strict=True):
-            texts.extend(found)
-            counts.append(len(found))
-    return batch
-
-
-def _encode_in_order(
-    batches: Iterator[_Batch], encode: Callable[[_Batch], list[Encoded]], pool: ThreadPoolExecutor, ahead: int
-) -> Iterator[tuple[_Batch, list[Encoded]]]:
-    """Batches in their order with their encodings, by key.
-
-    While `ahead` wait for a thread nothing more is read, so that caches still hold what is encoded; behind a
-    slow one IN_FLIGHT_BYTES of text and what goes with it are held beside one batch.
-    """
-    waiting: deque[tuple[_Batch, int, Future[list[Encoded]]]] = deque()
-    busy: set[Future[list[Encoded]]] = set()
-    held = 0
-    try:
-        for batch in batches:
-            records = len(batch.numbers) + len(batch.skipped)
-            size = batch.text_bytes + BATCH_MEMORY + RECORD_MEMORY * records
-            future = pool.submit(encode, batch)
-            waiting.append((batch, size, future))
-            busy.add(future)
-            held += size
-            if len(busy) >= ahead:
-                busy = wait(busy, return_when=FIRST_COMPLETED).not_done
-            while waiting and (held > IN_FLIGHT_BYTES or waiting[0][2].done()):
-                done, size, encoded = waiting.popleft()
-                held -= size
-                yield done, encoded.result()
-        while waiting:
-            done, _, encoded = waiting.popleft()
-            yield done, encoded.result()
-    finally:
-        for _, _, encoded in waiting:
-            encoded.cancel()
-
-
-def _up_to(part: Part, place: Place) -> str:
-    return f"{printable(part.path)}: up to record {place.records}"
-
-
-def _encode(
-    batch: _Batch, tokenizer: Tokenizer, eod: int | None, dtype: str, skip_errors: bool, room: Room
-) -> list[Encoded]:
-    """`batch` by key. What cannot be encoded raises DataError with its place, or moves to
-    `batch.skipped`.
-    """
-    place, size = _up_to(batch.part, batch.place), batch.text_bytes * tokenizer.memory_per_byte
-    if batch.text_bytes > CHARACTERS_AT_ONCE:
-        size = min(size, max(map(tokenizer.memory_for, batch.texts)))
-    with room.taken(size, place, tokenizer.longer_texts):
-        while True:
-            try:
-                with library_errors(f"{place}: cannot be encoded"):
-                    return [
-                        encode_documents(texts, counts, tokenizer, eod, dtype)
-                        for texts, counts in zip(batch.texts, batch.counts, strict=True)
-                    ]
-            except DataError:
-                if not _leave_out(batch, tokenizer, skip_errors):
-                    raise
-
-
-def _leave_out(batch: _Batch, tokenizer: Tokenizer, skip_errors: bool) -> bool:
-    """Leave out the documents of `batch` that cannot be encoded by themselves; whether there are any."""
-    starts = [np.cumsum([0, *counts]).tolist() for counts in batch.counts]
-    good = []
-    for i, number in enumerate(batch.numbers):
-        error = _error_of(
-            [texts[start[i] : start[i + 1]] for texts, start in zip(batch.texts, starts, strict=True)],
-            tokenizer,
-        )
-        if error is None:
-            good.append(i)
-        else:
-            batch.refuse(number, error, skip_errors)
-    if len(good) == len(batch.numbers):
-        return False
-    batch.numbers = [batch.numbers[i] for i in good]
-    batch.texts = [
-        [text for i in good for text in texts[start[i] : start[i + 1]]]
-        for texts, start in zip(batch.texts, starts, strict=True)
-    ]
-    batch.counts = [[counts[i] for i in good] for counts in batch.counts]
-    return True
-
-
-def _error_of(document: list[list[str]], tokenizer: Tokenizer) -> DataError | None:
-    """Why the texts of `document`, by key, cannot be encoded; None when they can.
-
-    The second of two errors counts, and only if the library encodes an empty text behind each. Raises
-    DataError if it does not: then it lacks threads or memory, and the text is not at fault.
-    """
-    found = None
-    for _ in range(2):
-        try:
-            with library_errors("cannot be encoded"):
-                for texts in document:
-                    tokenizer.encode_flat(texts)
-            return None
-        except DataError as error:
-            found = error
-        check_works(tokenizer)
-    return found
-
-
-def encode_documents(
-    texts: Sequence[str], counts: Sequence[int], tokenizer: Tokenizer, eod: int | None, dtype: str
-) -> Encoded:
-    """Tokens of documents of which each has the next `counts` of `texts` as its sequences; an empty sequence
-    is dropped. Raises DataError for an id that `dtype` does not hold.
-
-    `eod` goes behind the last sequence of each document that has any, as in Megatron-LM: a document
-    without text is a document of no sequences.
-    """
-    tokens, lengths = tokenizer.encode_flat(texts)
-    owner = np.repeat(np.arange(len(counts)), np.asarray(counts, dtype=np.int64))[lengths > 0]
-    lengths = lengths[lengths > 0]
-    sequences = np.bincount(owner, minlength=len(counts)).astype(np.int64)
-    if eod is None:
-        return Encoded(_C.pack_tokens(tokens, [], 0, dtype), lengths, sequences)
-    last = np.cumsum(sequences)[sequences > 0] - 1
-    ends = np.cumsum(lengths, dtype=np.int64)[last]
-    lengths[last] += 1
-    return Encoded(_C.pack_tokens(tokens, ends, eod, dtype), lengths, sequences)

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from megalite.config.schema import DataConfig
+from megalite.data import batches
 from megalite.data import preprocess as module
 from megalite.data.indexed_dataset import DatasetWriter
 from megalite.data.inputs import Part, find_inputs
@@ -80,7 +81,7 @@ def command(tool: str, *args: object, shell: str = "") -> subprocess.CompletedPr
 
 
 def every_batch_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "BATCH_DOCUMENTS", 2)
+    monkeypatch.setattr(batches, "BATCH_DOCUMENTS", 2)
     monkeypatch.setattr(module, "CHECKPOINT_SECONDS", 0.0)
 
 

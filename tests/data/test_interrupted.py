@@ -14,8 +14,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from megalite.data import encoding, resume
 from megalite.data import preprocess as module
-from megalite.data import resume
 from megalite.data.dataset_files import DatasetFiles
 from megalite.data.errors import DataError
 from megalite.data.indexed_dataset import DatasetWriter, open_dataset
@@ -271,7 +271,7 @@ def test_an_input_that_changes_under_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: str
 ) -> None:
     every_batch_is_kept(monkeypatch)
-    monkeypatch.setattr(module, "IN_FLIGHT_BYTES", 0)  # or all may be read before the first report
+    monkeypatch.setattr(encoding, "IN_FLIGHT_BYTES", 0)  # or all may be read before the first report
     path = Path(lines(tmp_path / "in.jsonl", ["a"] * 200))
     os.utime(path, (1, 1))
 

@@ -12,6 +12,8 @@ import numpy as np
 import pytest
 import zstandard
 
+from megalite.data import batches as batches_module
+from megalite.data import encoding
 from megalite.data import preprocess as module
 from megalite.data.dataset_info import read_info
 from megalite.data.documents import Lines
@@ -186,7 +188,7 @@ class Waiting(NullTokenizer):
 
 
 def small_batches(monkeypatch: pytest.MonkeyPatch, documents: int = 3) -> None:
-    monkeypatch.setattr(module, "BATCH_DOCUMENTS", documents)
+    monkeypatch.setattr(batches_module, "BATCH_DOCUMENTS", documents)
 
 
 @pytest.mark.parametrize("workers", [1, 2, 5])
@@ -202,7 +204,7 @@ def test_output_order_is_input_order(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_memory_in_flight_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     small_batches(monkeypatch, 1)
     # Beside which the texts themselves, 15 bytes each, are next to nothing.
-    monkeypatch.setattr(module, "IN_FLIGHT_BYTES", 20 * (module.BATCH_MEMORY + module.RECORD_MEMORY))
+    monkeypatch.setattr(encoding, "IN_FLIGHT_BYTES", 20 * (encoding.BATCH_MEMORY + encoding.RECORD_MEMORY))
     reached = []
 
     class Stuck(NullTokenizer):
@@ -214,7 +216,7 @@ def test_memory_in_flight_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
     release = threading.Event()
     read: list[bytes] = []
-    original = module.parse_strings
+    original = batches_module.parse_strings
 
     def counted(lines: Lines, keys: Sequence[str]) -> list[list[str]] | None:
         read.extend(lines)
@@ -222,7 +224,7 @@ def test_memory_in_flight_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyP
             raise AssertionError("read too far ahead")
         return original(lines, keys)
 
-    monkeypatch.setattr(module, "parse_strings", counted)
+    monkeypatch.setattr(batches_module, "parse_strings", counted)
     path = jsonl(tmp_path / "in.jsonl", [{"text": str(1 + i % 50)} for i in range(500)])
 
     def expect_failure() -> None:

@@ -12,10 +12,11 @@ import pytest
 
 from megalite.data import records
 from megalite.data import skipped as skipped_module
+from megalite.data.batches import BATCH_DOCUMENTS, read_batches
 from megalite.data.errors import DataError
 from megalite.data.indexed_dataset import open_dataset
 from megalite.data.inputs import find_inputs, take_partition
-from megalite.data.preprocess import BATCH_DOCUMENTS, PreprocessPlan, _read_batches, preprocess
+from megalite.data.preprocess import PreprocessPlan, preprocess
 from megalite.data.resume import Place, RunState
 from megalite.data.shortage import Room
 from megalite.data.skipped import Skip, SkippedList
@@ -26,7 +27,8 @@ from tests.data.corpora import every_batch_is_kept, lines, plan, published, run
 def test_skipped_records_fill_a_batch(tmp_path: Path) -> None:
     (tmp_path / "in.jsonl").write_bytes(b"\n" * (3 * BATCH_DOCUMENTS))
     plan = PreprocessPlan(find_inputs([str(tmp_path / "in.jsonl")]), str(tmp_path / "o"), skip_errors=True)
-    batches = _read_batches(plan, Place(), RunState(plan.stem, plan.inputs, {}), Room())
+    state = RunState(plan.stem, plan.inputs, {})
+    batches = read_batches(plan.inputs, plan.json_keys, Place(), state, Room(), skip_errors=True)
     assert [len(batch.skipped) for batch in batches] == [BATCH_DOCUMENTS] * 3
 
 
