@@ -151,7 +151,7 @@ void MappedFile::check_size() const {
     const bool same = ::stat(path_.c_str(), &status) == 0 && status.st_dev == device_ && status.st_ino == inode_;
     if (same && static_cast<uint64_t>(status.st_size) < size_)
         fail(path_, ": had ", size_, " bytes when it was opened and has ", status.st_size, " now: something cut it while it was in use");
-    if (same && size_ > 0 && modified_ns(status) != modified_.load(std::memory_order_relaxed)) {
+    if (same && range_ != nullptr && modified_ns(status) != modified_.load(std::memory_order_relaxed)) {
         const bool good = mark() == mark_;
         check_read();
         if (!good) fail(path_, ": something wrote to it while it was in use: its bytes are not those with which it was opened");

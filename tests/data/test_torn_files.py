@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -102,32 +103,46 @@ except DataError as error:
     assert "cut it while it was in use" in done.stdout
 
 
-@pytest.mark.parametrize("suffix", [".bin", ".idx"])
-def test_a_file_that_is_written_to_in_its_place(tmp_path: Path, suffix: str) -> None:
-    """As by `cp` or `rsync --inplace`; one that is touched or grows holds what it held."""
-    lengths = [60] * 6000  # of files that are too large to be read at once
-    prefix = write_dataset(tmp_path / "d", lengths)
-    other = Path(write_dataset(tmp_path / "other", [61, *lengths[1:]], seed=1) + suffix).read_bytes()
-    file = Path(prefix + suffix)
+def reader(prefix: str) -> Callable[[], np.ndarray]:
+    """Reads 50 samples, after the time for which sizes are not looked at again."""
     dataset = open_dataset(prefix)
-    samples = GPTDataset(dataset, plan_samples(dataset, (0, 6000), 16, 1, None), None)
-    before, after = (np.empty((50, 17), dtype=np.int64) for _ in range(2))
+    samples = GPTDataset(dataset, plan_samples(dataset, (0, dataset.sequences), 16, 1, None), None)
 
-    def read_until_looked_at(out: np.ndarray) -> None:
+    def read() -> np.ndarray:
+        out = np.empty((50, 17), dtype=np.int64)
         time.sleep(0.02)
         samples.read(np.arange(50), out)
+        return out
 
-    read_until_looked_at(before)
-    os.utime(file, (0, 0))
-    read_until_looked_at(after)
-    with file.open("ab") as growing:
+    return read
+
+
+@pytest.mark.parametrize("documents", [60, 6000])
+@pytest.mark.parametrize("suffix", [".bin", ".idx"])
+def test_a_file_that_is_touched_or_grows_holds_what_it_held(
+    tmp_path: Path, suffix: str, documents: int
+) -> None:
+    prefix = write_dataset(tmp_path / "d", [60] * documents)
+    read = reader(prefix)
+    before = read()
+    os.utime(prefix + suffix, (0, 0))
+    assert np.array_equal(read(), before)
+    with open(prefix + suffix, "ab") as growing:
         growing.write(b"more")
-    read_until_looked_at(after)
-    assert np.array_equal(before, after)
-    file.write_bytes(other + b"more")
+    assert np.array_equal(read(), before)
+
+
+@pytest.mark.parametrize("suffix", [".bin", ".idx"])
+def test_a_file_that_another_is_copied_onto(tmp_path: Path, suffix: str) -> None:
+    lengths = [60] * 6000  # of files that are too large to be read at once
+    prefix = write_dataset(tmp_path / "d", lengths)
+    other = write_dataset(tmp_path / "other", [61, *lengths[1:]], seed=1)
+    read = reader(prefix)
+    read()
+    Path(prefix + suffix).write_bytes(Path(other + suffix).read_bytes() + b"more")
     for _ in range(2):
         with pytest.raises(DataError, match=f"{suffix}: something wrote to it while it was in use"):
-            read_until_looked_at(after)
+            read()
 
 
 def test_an_index_that_is_cut_while_it_is_opened(tmp_path: Path) -> None:
