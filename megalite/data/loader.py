@@ -23,7 +23,8 @@ from megalite.data.batch import Batch
 from megalite.data.build import Dataset
 from megalite.data.errors import DataError
 from megalite.data.host_batches import HostBatches
-from megalite.data.read_ahead import ProcessReader, Reader, Steps, ThreadReader
+from megalite.data.read_ahead import Reader, Steps, ThreadReader
+from megalite.data.reading_processes import ProcessReader
 
 
 def rank_samples(

@@ -30,7 +30,7 @@ from megalite.data.build import Dataset, DocumentRules, build_datasets
 from megalite.data.errors import DataError
 from megalite.data.loader import StepLoader
 from megalite.data.mock_dataset import MockDataset
-from megalite.data.read_ahead import SHARED_MEMORY
+from megalite.data.reading_processes import SHARED_MEMORY
 from tests.data.corpora import Words, data_config, numbered_dataset
 from tests.data.test_loader import CPU, mock
 
