@@ -17,7 +17,7 @@ def last_words(text: str) -> None:
     whatever a rank has printed; the file that it names in the environment is how a rank gets into it.
     """
     print(text, file=sys.stderr, flush=True)
-    _tell_torchrun(text)
+    tell_torchrun(text)
 
 
 def leave(text: str, rank: int, code: int) -> NoReturn:
@@ -29,12 +29,13 @@ def leave(text: str, rank: int, code: int) -> NoReturn:
         last_words(text)
     else:
         if os.environ.get("LOCAL_RANK") == "0":
-            _tell_torchrun(text)
+            tell_torchrun(text)
         time.sleep(5)  # torchrun ends all ranks with the first that leaves: rank 0 must have spoken
     sys.exit(code)
 
 
-def _tell_torchrun(text: str) -> None:
+def tell_torchrun(text: str) -> None:
+    """Hand `text` to this node's torchrun, if there is one, without printing it."""
     path = os.environ.get("TORCHELASTIC_ERROR_FILE")
     if path:
         # the form of torch.distributed.elastic.multiprocessing.errors.ErrorHandler, without importing torch

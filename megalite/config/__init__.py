@@ -14,7 +14,7 @@ from megalite.config.derived import (
     zero_stage,
 )
 from megalite.config.errors import ConfigError, ConfigErrors, exit_with_errors
-from megalite.config.parse import config_from_dict, parse, parse_or_exit, validate
+from megalite.config.parse import config_from_dict, parse, parse_command, parse_or_exit, validate
 from megalite.config.pipeline_split import (
     pipeline_schedule,
     split_layers,
@@ -66,6 +66,7 @@ __all__ = [
     "parameter_count",
     "parse",
     "parse_blend",
+    "parse_command",
     "parse_or_exit",
     "parse_split",
     "pipeline_schedule",

@@ -37,20 +37,25 @@ def parse(argv: Sequence[str], world_size: int) -> Config:
 
 
 def parse_or_exit(argv: Sequence[str], world_size: int, rank: int, *, run_follows: bool = False) -> Config:
-    """`parse` for a command: prints errors, warnings, --help and --print-config once, from rank 0.
-
-    Leaves with exit code 2 on errors, and 0 after --help or --print-config. `run_follows`: this is a check
-    before a run that will print the same warnings, so they are left to it.
-    """
+    """`parse_command`, which prints errors too, from rank 0, and then leaves with exit code 2."""
     try:
-        typed = read_command_line(argv)
-        if typed.help:
-            if rank == 0:
-                parser().print_help()
-            sys.exit(0)
-        parsed = _resolve(typed, world_size)
+        return parse_command(argv, world_size, rank, run_follows=run_follows)
     except ConfigErrors as errors:
         exit_with_errors(errors, rank)
+
+
+def parse_command(argv: Sequence[str], world_size: int, rank: int, *, run_follows: bool = False) -> Config:
+    """`parse` for a command: prints warnings, --help and --print-config once, from rank 0.
+
+    Leaves with exit code 0 after --help or --print-config. `run_follows`: this is a check before a run that
+    will print the same warnings, so they are left to it. Raises `ConfigErrors` as `parse` does.
+    """
+    typed = read_command_line(argv)
+    if typed.help:
+        if rank == 0:
+            parser().print_help()
+        sys.exit(0)
+    parsed = _resolve(typed, world_size)
     if rank == 0:
         for line in parsed.warnings if typed.print_config or not run_follows else ():
             print(f"warning: {line}", file=sys.stderr)

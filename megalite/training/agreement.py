@@ -1,12 +1,13 @@
-"""Whether all ranks read the same settings: each takes them from its own command line and files, which a
-node may have other copies of.
+"""Whether all ranks read the same settings, and find nothing wrong with them: each takes them from its own
+command line and files, which a node may have other copies of.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import astuple, replace
 from typing import TYPE_CHECKING, Any
 
 from megalite.config import Config, ConfigError, ConfigErrors, parse_blend, read_data_args, to_dict
@@ -58,6 +59,17 @@ def settings_to_compare(config: Config) -> dict[str, str]:
     return texts
 
 
+def check_errors(store: Store, place: Place, mine: ConfigErrors | None) -> None:
+    """Say which configuration errors this rank has found, and hear of those of the others.
+
+    Every rank calls it, before any process group exists. Raises ConfigErrors, the same on all ranks, with all
+    that any has found.
+    """
+    errors = () if mine is None else mine.errors
+    fields = [(e.flag, None if e.value is None else shown(e.value), e.rule, e.suggestion) for e in errors]
+    _raise_together(store, place, "errors", fields, _with_ranks)
+
+
 def check_agreement(store: Store, place: Place, mine: Mapping[str, str]) -> None:
     """Hold the settings of this rank against those of the others, before any process group exists.
 
@@ -70,22 +82,41 @@ def check_agreement(store: Store, place: Place, mine: Mapping[str, str]) -> None
     other = {
         name: mine.get(name, NOT_GIVEN) for name in {**first, **mine} if mine.get(name) != first.get(name)
     }
-    store.set(f"settings of {place.rank}", json.dumps(other))
+    _raise_together(store, place, "other settings", other, lambda others: _differences(first, others))
+
+
+def _raise_together(
+    store: Store, place: Place, what: str, mine: Any, judge: Callable[[list[Any]], list[ConfigError]]
+) -> None:
+    """Raise ConfigErrors on every rank with what `judge` makes of what all have, on the first rank."""
+    store.set(f"{what} of {place.rank}", json.dumps(mine))
     if place.rank == 0:
-        others = [json.loads(store.get(f"settings of {rank}")) for rank in range(place.world_size)]
-        store.set("settings that differ", json.dumps(_differences(first, others)))
-    found: list[tuple[str, str]] = json.loads(store.get("settings that differ"))
+        everyones = [json.loads(store.get(f"{what} of {rank}")) for rank in range(place.world_size)]
+        store.set(what, json.dumps([astuple(error) for error in judge(everyones)]))
+    found = [ConfigError(*fields) for fields in json.loads(store.get(what))]
     if found:
-        if store.add("told of settings", 1) == place.world_size:
-            store.set("all told of settings", "")
+        if store.add(f"told of {what}", 1) == place.world_size:
+            store.set(f"all told of {what}", "")
         if place.rank == 0:
-            store.wait(["all told of settings"])  # it may hold the store, which would end with it
-        raise ConfigErrors([ConfigError(flag_name(name), None, rule, ADVICE) for name, rule in found])
+            store.wait([f"all told of {what}"])  # it may hold the store, which would end with it
+        raise ConfigErrors(found)
 
 
-def _differences(first: Mapping[str, str], others: Sequence[Mapping[str, str]]) -> list[tuple[str, str]]:
-    """The name of each setting that differs, and who has which; `others`: by rank what it has otherwise."""
-    rules = []
+def _with_ranks(everyones: Sequence[Sequence[Sequence[str]]]) -> list[ConfigError]:
+    """Each error once, with the ranks that have found it where others have not."""
+    ranks: dict[ConfigError, list[str]] = {}
+    for rank, errors in enumerate(everyones):
+        for error in errors:
+            ranks.setdefault(ConfigError(*error), []).append(str(rank))
+    return [
+        error if len(who) == len(everyones) else replace(error, rule=f"on rank {listing(who)}: {error.rule}")
+        for error, who in ranks.items()
+    ]
+
+
+def _differences(first: Mapping[str, str], others: Sequence[Mapping[str, str]]) -> list[ConfigError]:
+    """An error for each setting that differs, with who has which; `others`: by rank what it has otherwise."""
+    errors = []
     for name in sorted({name for each in others for name in each}):
         ranks: dict[str, list[str]] = {}
         for rank, each in enumerate(others):
@@ -94,8 +125,9 @@ def _differences(first: Mapping[str, str], others: Sequence[Mapping[str, str]]) 
         groups = [f"{value} on rank {listing(who)}" for value, who in ranks.items()]
         more = f" and {len(groups) - LISTED} other values" if len(groups) > LISTED else ""
         told = " and ".join(groups[:LISTED]) + more
-        rules.append((name, f"{first.get(name, NOT_GIVEN)} on rank 0, but {told}"))
-    return rules
+        rule = f"{first.get(name, NOT_GIVEN)} on rank 0, but {told}"
+        errors.append(ConfigError(flag_name(name), None, rule, ADVICE))
+    return errors
 
 
 def _text(value: Any) -> str:

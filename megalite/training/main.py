@@ -16,6 +16,7 @@ from megalite.training.launcher import Place, place_of
 from megalite.training.orphan import end_with_torchrun
 from megalite.training.preflight import configured
 from megalite.training.process_group import process_group
+from megalite.training.refusal import leave_with_errors
 
 OUT_OF_MEMORY = errno.ENOMEM  # the exit code of a rank whose allocation failed: 12
 
@@ -32,7 +33,10 @@ def main(argv: Sequence[str]) -> int:
         place = place_of(os.environ)
     except ConfigErrors as errors:
         exit_with_errors(errors, rank=0)  # no rank can be trusted to be the one that speaks
-    config = configured(argv, place.world_size, place.rank)
+    try:
+        config = configured(argv, place.world_size, place.rank)
+    except ConfigErrors as errors:
+        leave_with_errors(errors, place)
     from torch.distributed.elastic.multiprocessing.errors import record
 
     return record(_run)(config, place) or 0
@@ -63,7 +67,7 @@ def _run(config: Config, place: Place) -> int:
         check_device(config, device.type)
         chosen, choice = within_budget(config)
     except ConfigErrors as errors:
-        exit_with_errors(errors, place.rank)
+        leave_with_errors(errors, place)
     if choice is not None and place.rank == 0:
         print(choice, flush=True)
     free = free_memory_bytes(device)

@@ -4,22 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from megalite.config import Config, ConfigError, ConfigErrors, exit_with_errors, parse_or_exit
+from megalite.config import Config, ConfigError, ConfigErrors, exit_with_errors, parse_command
 from megalite.pipeline.configured import ConfiguredSchedule
 from megalite.pipeline.simulation import ScheduleError
 
 
 def configured(argv: Sequence[str], world_size: int, rank: int, *, run_follows: bool = False) -> Config:
-    """The configuration of a run whose pipeline table, if it has one, can be run; see `parse_or_exit`.
+    """The configuration of a run whose pipeline table, if it has one, can be run; see `parse_command`.
 
-    Leaves with exit code 2 on errors. Needs no torch.
+    Raises ConfigErrors. Needs no torch.
     """
-    config = parse_or_exit(argv, world_size, rank, run_follows=run_follows)
+    config = parse_command(argv, world_size, rank, run_follows=run_follows)
     try:
         ConfiguredSchedule(config)
     except ScheduleError as error:
         table = ConfigError("--pipeline-schedule-csv", config.parallel.pipeline_schedule_csv, str(error))
-        exit_with_errors([table], rank)
+        raise ConfigErrors([table]) from None
     return config
 
 
@@ -28,12 +28,11 @@ def check_before_run(argv: Sequence[str], world_size: int) -> None:
 
     Warnings are left to the run. torch is imported where --recompute-budget must be measured, and not else.
     """
-    config = configured(argv, world_size, rank=0, run_follows=True)
-    if config.activations.recompute_budget is None:
-        return
-    from megalite.model.recompute_budget import within_budget
-
     try:
-        within_budget(config)
+        config = configured(argv, world_size, rank=0, run_follows=True)
+        if config.activations.recompute_budget is not None:
+            from megalite.model.recompute_budget import within_budget
+
+            within_budget(config)
     except ConfigErrors as errors:
         exit_with_errors(errors, rank=0)

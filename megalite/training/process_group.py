@@ -6,9 +6,13 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
+from typing import TYPE_CHECKING
 
-from megalite.training.agreement import check_agreement
+from megalite.training.agreement import check_agreement, check_errors
 from megalite.training.launcher import Place
+
+if TYPE_CHECKING:
+    from torch.distributed import Store
 
 
 @contextmanager
@@ -17,23 +21,34 @@ def process_group(
 ) -> Iterator[None]:
     """The default process group while the block lasts; none for a single process.
 
-    Raises ConfigErrors on every rank, before there is a group, where `settings` are not the same on all: see
-    `check_agreement`.
+    Raises ConfigErrors on every rank, before there is a group, where one has found errors that this one has
+    not, or where `settings` are not the same on all: see `check_errors`, `check_agreement`.
     After an error it is not taken down: that would wait for ranks that may be waiting for this one.
     """
     import torch.distributed as dist
-    from torch.distributed.rendezvous import rendezvous
 
     if place.world_size == 1:
         yield
         return
-    store, rank, world_size = next(rendezvous("env://", timeout=timeout))
+    store = open_store(place, timeout)
+    check_errors(store, place, None)
+    if settings is not None:
+        check_agreement(store, place, settings)
+    rank, world_size = place.rank, place.world_size
+    dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=timeout)
+    yield
+    dist.destroy_process_group()
+
+
+def open_store(place: Place, timeout: timedelta) -> Store:
+    """Where the ranks of this attempt meet, when all have come. Raises DistError after `timeout`."""
+    import torch.distributed as dist
+    from torch.distributed.rendezvous import rendezvous
+
+    store, _, _ = next(rendezvous("env://", timeout=timeout))
+    store.set_timeout(timeout)
     if os.environ.get("LOCAL_WORLD_SIZE") == str(place.world_size):
         # torchrun keeps the store of a single node when it starts the ranks anew, with the addresses of those
         # that died. For several its dynamic rendezvous has a new one, and nodes count for themselves.
         store = dist.PrefixStore(f"attempt {os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
-    if settings is not None:
-        check_agreement(store, place, settings)
-    dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=timeout)
-    yield
-    dist.destroy_process_group()
+    return store

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import socket
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -60,8 +62,11 @@ def test_started_by_torchrun_the_newcomer_is_told_by_the_first_rank(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    place = {"WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}
-    ranks = [launch(RANK=rank, LOCAL_RANK=rank, **place) for rank in ("0", "1")]
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    place = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    with ThreadPoolExecutor() as pool:
+        ranks = list(pool.map(lambda rank: launch(RANK=rank, LOCAL_RANK=rank, **place), ("0", "1")))
     assert [done.returncode for done in ranks] == [2, 2]
     assert ["no such file: runs/sample" in done.stderr for done in ranks] == [True, False]
     assert ["make pretrain" in done.stderr for done in ranks] == [True, False]

@@ -6,18 +6,22 @@ import contextlib
 import io
 import re
 import socket
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from datetime import timedelta
+from pathlib import Path
 
 import pytest
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
 from megalite import leave
-from megalite.config import Config, ConfigErrors, parse
+from megalite.config import Config, ConfigError, ConfigErrors, exit_with_errors, parse
 from megalite.config.settings import SETTINGS
+from megalite.training import refusal
 from megalite.training.agreement import BLENDS, CONTENTS, OWN_PATHS, check_agreement, settings_to_compare
 from megalite.training.launcher import Place
 from megalite.training.main import _run
+from megalite.training.process_group import process_group
 from tests.data.corpora import write_dataset
 from tests.pool import WorkerPool
 
@@ -133,24 +137,89 @@ def test_long_values_are_told_in_short(nodes: list[str], pool: WorkerPool) -> No
     assert len(message) < 500
 
 
-def start(port: int, flags: Sequence[str]) -> tuple[object, str]:
-    """The exit code of a rank and what it says on stderr."""
-    rank = dist.get_rank()
-    variables = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "RANK": rank, "WORLD_SIZE": len(flags)}
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port: int = free.getsockname()[1]
+    return port
+
+
+@contextlib.contextmanager
+def started(port: int, rank: int, ranks: int) -> Iterator[io.StringIO]:
+    """As a launcher does, without waiting for others to end; gives what is said on stderr."""
+    variables = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "RANK": rank, "WORLD_SIZE": ranks}
     with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stderr(io.StringIO()) as said:
         for name, value in variables.items():
             patch.setenv(name, str(value))
         patch.setattr(leave.time, "sleep", lambda seconds: None)
-        with pytest.raises(SystemExit) as leaving:
-            _run(settings(flags, len(flags)), Place(rank, rank, len(flags)))
+        yield said
+
+
+def start(port: int, flags: Sequence[str]) -> tuple[object, str]:
+    """The exit code of a rank and what it says on stderr."""
+    rank = dist.get_rank()
+    with started(port, rank, len(flags)) as said, pytest.raises(SystemExit) as leaving:
+        _run(settings(flags, len(flags)), Place(rank, rank, len(flags)))
     return leaving.value.code, said.getvalue()
 
 
 def test_a_run_ends_before_it_has_groups_and_one_rank_says_why(pool: WorkerPool) -> None:
     """The second rank would have made its groups over other ranks."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
     flags = ["--mock-data --train-iters 4", "--mock-data --train-iters 4 --tensor-model-parallel-size 2"]
-    (code, said), other = pool.run(2, start, port, flags)
+    (code, said), other = pool.run(2, start, free_port(), flags)
     assert (code, other) == (2, (2, ""))
     assert "  2. --tensor-model-parallel-size: 1 on rank 0, but 2 on rank 1" in said, said
+
+
+MISSING = ConfigErrors([ConfigError("--data-path", "A", "no such file: A.idx", "look again")])
+
+
+def refuse(port: int, failed: Sequence[int]) -> tuple[object, str]:
+    """Those in `failed` have found an error, the others would make a process group."""
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    place = Place(rank, rank, ranks)
+    with started(port, rank, ranks) as said, pytest.raises(SystemExit) as leaving:
+        if rank in failed:
+            refusal.leave_with_errors(MISSING, place)
+        try:
+            with process_group("gloo", place, timedelta(seconds=60)):
+                pass
+        except ConfigErrors as errors:
+            exit_with_errors(errors, rank)
+    return leaving.value.code, said.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("failed", "where"), [([2], "on rank 2: "), ([1, 2], "on rank 1, 2: "), ([0], ""), ([0, 1, 2], "")]
+)
+def test_what_only_some_ranks_find_is_told_once_and_ends_all(
+    pool: WorkerPool, failed: list[int], where: str
+) -> None:
+    told = pool.run(3, refuse, free_port(), failed)
+    error = f"1 configuration error:\n  1. --data-path A: {where}no such file: A.idx; look again\n"
+    assert told == [(2, error), (2, ""), (2, "")]
+
+
+@pytest.mark.parametrize("torchrun", [False, True])
+def test_a_rank_that_does_not_meet_the_first_tells_its_own_errors(
+    torchrun: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if torchrun:
+        monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(tmp_path / "error.json"))
+    else:
+        monkeypatch.setattr(refusal, "PATIENCE", timedelta(seconds=0.1))
+    with started(free_port(), 9, 16) as said, pytest.raises(SystemExit) as leaving:
+        refusal.leave_with_errors(MISSING, Place(9, 1, 16))
+    assert leaving.value.code == 2
+    assert said.getvalue().startswith("rank 9: 1 configuration error:\n  1. --data-path A: no such")
+    assert (tmp_path / "error.json").exists() == torchrun
+
+
+def test_under_a_torchrun_of_all_ranks_the_first_leaves_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(tmp_path / "error.json"))
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    monkeypatch.setattr(refusal, "_is_reachable", None)
+    with started(free_port(), 0, 2) as said, pytest.raises(SystemExit, match="2"):
+        refusal.leave_with_errors(MISSING, Place(0, 0, 2))
+    assert said.getvalue().count("--data-path A: no such") == 1
