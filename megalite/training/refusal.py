@@ -36,7 +36,7 @@ def leave_with_errors(errors: ConfigErrors, place: Place) -> NoReturn:
     elif place.local_rank == 0:
         tell_torchrun(text)  # of this node, which knows nothing of the first's
     if its_all:
-        time.sleep(TORCHRUN_SECONDS)  # nearly always the first rank has the same errors, and this one is ended
+        time.sleep(TORCHRUN_SECONDS)  # the first rank most likely has the same errors, and this one is ended
     if _is_reachable(place, once=torchrun):
         from torch.distributed import DistError
 

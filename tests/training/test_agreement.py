@@ -176,16 +176,19 @@ MISSING = ConfigErrors([ConfigError("--data-path", "A", "no such file: A.idx", "
 def refuse(port: int, failed: Sequence[int]) -> tuple[object, str]:
     """Those in `failed` have found an error, the others would make a process group."""
     rank, ranks = dist.get_rank(), dist.get_world_size()
-    place = Place(rank, rank, ranks)
     with started(port, rank, ranks) as said, pytest.raises(SystemExit) as leaving:
-        if rank in failed:
-            refusal.leave_with_errors(MISSING, place)
-        try:
-            with process_group("gloo", place, timedelta(seconds=60)):
-                pass
-        except ConfigErrors as errors:
-            exit_with_errors(errors, rank)
+        leave_or_go_on(Place(rank, rank, ranks), rank in failed)
     return leaving.value.code, said.getvalue()
+
+
+def leave_or_go_on(place: Place, has_failed: bool) -> None:
+    if has_failed:
+        refusal.leave_with_errors(MISSING, place)
+    try:
+        with process_group("gloo", place, timedelta(seconds=60)):
+            pass
+    except ConfigErrors as errors:
+        exit_with_errors(errors, place.rank)
 
 
 @pytest.mark.parametrize(
