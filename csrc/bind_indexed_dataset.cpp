@@ -153,6 +153,7 @@ Dense<int32_t> masked(const Dense<int64_t> &tokens, int64_t seq_length, int64_t 
 void bind_indexed_dataset(py::module_ &module) {
     const auto &data_error = py::register_exception<DataError>(module, "DataError", PyExc_ValueError);
     py::register_exception<WriteError>(module, "WriteError", data_error);
+    py::register_exception<ShortageError>(module, "ShortageError", data_error);
 
     py::class_<IndexedDataset, Dataset>(module, "IndexedDataset")
         .def(py::init<const std::string &>(), py::arg("prefix"), py::call_guard<py::gil_scoped_release>())
@@ -172,7 +173,8 @@ void bind_indexed_dataset(py::module_ &module) {
         .def("lengths_hash", &IndexedDataset::lengths_hash, py::arg("first"), py::arg("last"));
 
     py::class_<MappedFile, std::shared_ptr<MappedFile>>(module, "MappedFile")
-        .def(py::init<const std::string &>(), py::arg("path"))
+        .def(py::init<const std::string &>(), py::arg("path"), py::call_guard<py::gil_scoped_release>())
+        .def_property_readonly_static("SMALL", [](const py::object &) { return MappedFile::kSmall; })
         .def("check_read", &MappedFile::check_read)
         .def("check_size", &MappedFile::check_size)
         .def("array", &mapped_array, py::arg("dtype"), py::arg("shape"), py::arg("offset"));

@@ -1,4 +1,5 @@
-// The exceptions of the data files' C++ side; Python sees them as megalite._C.DataError (a ValueError) and WriteError (a DataError).
+// The exceptions of the data files' C++ side; Python sees them as megalite._C.DataError (a ValueError), WriteError and ShortageError
+// (both a DataError).
 #pragma once
 
 #include <sstream>
@@ -11,6 +12,11 @@ class DataError : public std::runtime_error {
 };
 
 class WriteError : public DataError { // as of a full disk
+  public:
+    using DataError::DataError;
+};
+
+class ShortageError : public DataError { // of descriptors, mappings or memory: it says nothing of the file
   public:
     using DataError::DataError;
 };

@@ -11,6 +11,8 @@
 #include <csignal>
 #include <cstring>
 #include <fcntl.h>
+#include <fstream>
+#include <limits>
 #include <mutex>
 #include <sys/mman.h>
 #include <sys/stat.h>
@@ -23,8 +25,11 @@ namespace {
 
 std::atomic<MappedRange *> ranges{nullptr}; // the handler goes through them: added in front, used again, never freed
 std::atomic<bool> passed_on{false};
-std::mutex changing; // of the list and of the handler
+MappedRange *unused = nullptr; // of them, by `next_free`
+std::mutex changing;           // of the lists and of the handler
 struct sigaction before; // the handler that ours took the place of
+std::atomic<int64_t> mapped{0};      // files
+std::atomic<uint64_t> bytes_read{0}; // of the small files that are open
 
 void pass_on(int signal, siginfo_t *info, void *context) {
     if (passed_on.exchange(true) || before.sa_handler == SIG_DFL || before.sa_handler == SIG_IGN)
@@ -67,9 +72,10 @@ void install_handler() {
 MappedRange *register_range(const void *address, uint64_t size) {
     const std::lock_guard<std::mutex> lock(changing);
     install_handler();
-    MappedRange *range = ranges.load();
-    while (range != nullptr && range->end.load() != 0) range = range->next;
-    if (range == nullptr) {
+    MappedRange *range = unused;
+    if (range != nullptr) {
+        unused = range->next_free;
+    } else {
         range = new MappedRange;
         range->next = ranges.load();
         ranges.store(range);
@@ -91,38 +97,95 @@ int64_t modified_ns(const struct stat &status) {
     return static_cast<int64_t>(time.tv_sec) * 1'000'000'000 + time.tv_nsec;
 }
 
+// How many mappings the kernel allows this process; no limit where it does not say.
+int64_t mapping_limit() {
+    static const int64_t limit = [] {
+        int64_t count = std::numeric_limits<int64_t>::max();
+        std::ifstream("/proc/sys/vm/max_map_count") >> count;
+        return count > 0 ? count : std::numeric_limits<int64_t>::max();
+    }();
+    return limit;
+}
+
+// An eighth is left to libraries, threads and the device's driver.
+int64_t most_mapped() { return mapping_limit() / 8 * 7; }
+
+struct Descriptor {
+    int number;
+    ~Descriptor() { ::close(number); }
+};
+
+[[noreturn]] void fail_to_open(const std::string &path, int error) {
+    const char *reason = std::strerror(error);
+    if (error == EMFILE) fail<ShortageError>(path, ": cannot be opened: ", reason, " for this process (ulimit -n)");
+    if (error == ENFILE || error == ENOMEM) fail<ShortageError>(path, ": cannot be opened: ", reason);
+    fail(path, ": cannot be opened: ", reason);
+}
+
+[[noreturn]] void fail_to_map(const std::string &path, int error) {
+    if (error != ENOMEM) fail(path, ": cannot be mapped into memory: ", std::strerror(error));
+    const int64_t files = mapped.load();
+    if (files < most_mapped())
+        fail<ShortageError>(path, ": cannot be mapped into memory beside ", files, " other files: ", std::strerror(error),
+                            " (ulimit -v, or vm.max_map_count)");
+    fail<ShortageError>(path, ": cannot be mapped into memory beside ", files, " other files: this system allows a process ",
+                        mapping_limit(), " mappings; allow more (as root: sysctl -w vm.max_map_count=", 4 * mapping_limit(),
+                        "), or merge datasets of the blend (tools/merge_datasets.py)");
+}
+
 } // namespace
 
 MappedFile::MappedFile(const std::string &path) : path_(path) {
-    const int descriptor = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
-    if (descriptor < 0) fail(path, ": cannot be opened: ", std::strerror(errno));
+    const Descriptor descriptor{::open(path.c_str(), O_RDONLY | O_CLOEXEC)};
+    if (descriptor.number < 0) fail_to_open(path, errno);
     struct stat status;
-    if (::fstat(descriptor, &status) != 0 || !S_ISREG(status.st_mode)) {
-        ::close(descriptor);
-        fail(path, ": expected a regular file");
-    }
+    if (::fstat(descriptor.number, &status) != 0 || !S_ISREG(status.st_mode)) fail(path, ": expected a regular file");
     size_ = static_cast<uint64_t>(status.st_size);
     device_ = status.st_dev;
     inode_ = status.st_ino;
     modified_ = modified_ns(status);
-    if (size_ > 0) {
-        void *address = ::mmap(nullptr, size_, PROT_READ, MAP_SHARED, descriptor, 0);
-        const int error = errno;
-        ::close(descriptor);
-        if (address == MAP_FAILED) fail(path, ": cannot be mapped into memory: ", std::strerror(error));
-        data_ = static_cast<const uint8_t *>(address);
-        range_ = register_range(address, size_);
-        mark_ = mark();
-    } else {
-        ::close(descriptor);
-    }
+    if (size_ == 0) return;
+    if (size_ <= kSmall && bytes_read.load() + size_ <= kMostRead) read(descriptor.number);
+    else map(descriptor.number);
 }
 
 MappedFile::~MappedFile() {
-    if (data_ == nullptr) return;
+    if (copy_ != nullptr) bytes_read.fetch_sub(size_);
+    if (range_ == nullptr) return;
     const std::lock_guard<std::mutex> lock(changing);
     range_->end.store(0);
+    range_->next_free = unused;
+    unused = range_;
     ::munmap(const_cast<uint8_t *>(data_), size_);
+    mapped.fetch_sub(1);
+}
+
+void MappedFile::read(int descriptor) {
+    auto copy = std::make_unique<uint8_t[]>(size_);
+    for (uint64_t done = 0; done < size_;) {
+        const ssize_t count = ::pread(descriptor, copy.get() + done, size_ - done, static_cast<off_t>(done));
+        if (count < 0 && errno == EINTR) continue;
+        if (count < 0) fail(path_, ": cannot be read: ", std::strerror(errno));
+        if (count == 0) fail_of_cut(done);
+        done += static_cast<uint64_t>(count);
+    }
+    data_ = copy.get();
+    copy_ = std::move(copy);
+    bytes_read.fetch_add(size_);
+}
+
+void MappedFile::map(int descriptor) {
+    if (mapped.load() >= most_mapped()) fail_to_map(path_, ENOMEM);
+    void *address = ::mmap(nullptr, size_, PROT_READ, MAP_SHARED, descriptor, 0);
+    if (address == MAP_FAILED) fail_to_map(path_, errno);
+    mapped.fetch_add(1);
+    data_ = static_cast<const uint8_t *>(address);
+    range_ = register_range(address, size_);
+    mark_ = mark();
+}
+
+void MappedFile::fail_of_cut(uint64_t left) const {
+    fail(path_, ": had ", size_, " bytes when it was opened and has ", left, " now: something cut it while it was in use");
 }
 
 uint64_t MappedFile::mark() const {
@@ -150,7 +213,7 @@ void MappedFile::check_size() const {
     struct stat status;
     const bool same = ::stat(path_.c_str(), &status) == 0 && status.st_dev == device_ && status.st_ino == inode_;
     if (same && static_cast<uint64_t>(status.st_size) < size_)
-        fail(path_, ": had ", size_, " bytes when it was opened and has ", status.st_size, " now: something cut it while it was in use");
+        fail_of_cut(static_cast<uint64_t>(status.st_size));
     if (same && range_ != nullptr && modified_ns(status) != modified_.load(std::memory_order_relaxed)) {
         const bool good = mark() == mark_;
         check_read();

@@ -1,6 +1,7 @@
 """The exceptions of this room; the C++ readers and writers raise the same classes.
 
-A WriteError is the DataError of output that could not be written, as on a full disk.
+A WriteError is the DataError of output that could not be written, as on a full disk; a ShortageError that of
+a system which lacks descriptors, memory or mappings, and says nothing of the file.
 """
 
 from __future__ import annotations
@@ -11,11 +12,12 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
-from megalite._C import DataError, WriteError
+from megalite._C import DataError, ShortageError, WriteError
 from megalite.data.temporary_names import left_behind, temporary_name
 
 __all__ = [
     "DataError",
+    "ShortageError",
     "WriteError",
     "check_prefix",
     "check_replaceable",

@@ -28,7 +28,7 @@ import numpy as np
 import orjson
 
 from megalite import _C
-from megalite.data.errors import DataError
+from megalite.data.errors import DataError, ShortageError
 from megalite.data.temporary_names import left_behind, temporary_name
 
 FORMAT = 2
@@ -37,6 +37,7 @@ SILENT_SECONDS = 10.0  # of waiting for a lock
 DESCRIPTION = "description.json"
 CHECKED = "checked"
 CHECK_HOLDS_SECONDS = 600.0  # longer than the processes of a job take to start
+SHORTAGES = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 
 logger = logging.getLogger(__name__)
 
@@ -68,19 +69,20 @@ def cached_arrays(
     not there yet.
 
     Built in memory when the folder cannot be written, which `tell` is told with the reason. Raises DataError
-    when they do not fit there either.
+    when they do not fit there either, and ShortageError where they are there and the system lacks something
+    to open them with.
     """
     entry = folder / cache_key(description)
     if _is_checked(entry, specs) and (found := _open(entry, specs, check=False)) is not None:
         return found
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with _locked(folder / f"{entry.name}.lock") as alone:
+        with _locked(folder / f"{entry.name}.lock") as inherited:
             checked = _is_checked(entry, specs)
-            files = None if checked else _inodes(entry, specs)  # before the check, of these and no others
+            files = None if checked else _found(entry, specs)  # before the check, of these and no others
             found = _open(entry, specs, check=not checked)
             if found is None:
-                return _write(entry, description, specs, build, alone)
+                return _write(entry, description, specs, build, inherited)
             if files is not None:
                 _note_checked(entry, files)
             return found
@@ -127,20 +129,25 @@ def _is_checked(entry: Path, specs: list[ArraySpec]) -> bool:
         return (
             abs(time.time() - noted.st_mtime) < CHECK_HOLDS_SECONDS
             and all(file.st_ctime_ns < noted.st_mtime_ns for file in files)
-            and orjson.loads(note.read_bytes()) == [file.st_ino for file in files]  # or it is a copy's
+            and orjson.loads(note.read_bytes()) == _stamps(files)  # or it is a copy's
         )
     except (OSError, ValueError):
         return False
 
 
-def _note_checked(entry: Path, files: list[int]) -> None:
+def _note_checked(entry: Path, files: list[os.stat_result]) -> None:
     with contextlib.suppress(OSError):
-        (entry / CHECKED).write_bytes(orjson.dumps(files))
+        (entry / CHECKED).write_bytes(orjson.dumps(_stamps(files)))
 
 
-def _inodes(entry: Path, specs: list[ArraySpec]) -> list[int] | None:
+def _stamps(files: list[os.stat_result]) -> list[list[int]]:
+    """What tells files apart: the number of one that is gone may be another's."""
+    return [[file.st_ino, file.st_ctime_ns] for file in files]
+
+
+def _found(entry: Path, specs: list[ArraySpec]) -> list[os.stat_result] | None:
     try:
-        return [file.st_ino for file in _files(entry, specs)]
+        return _files(entry, specs)
     except OSError:
         return None
 
@@ -151,21 +158,26 @@ def _files(entry: Path, specs: list[ArraySpec]) -> list[os.stat_result]:
 
 def _open(entry: Path, specs: list[ArraySpec], *, check: bool) -> list[np.ndarray] | None:
     """The arrays of a complete entry, or None when it is missing or is not what it should be; `check`: hold
-    them against their hashes, which reads them whole.
+    them against their hashes, which reads them whole. Raises ShortageError, which says neither.
     """
     arrays = []
     try:
         hashes = orjson.loads((entry / DESCRIPTION).read_bytes())["hashes"]
         for spec in specs:
-            path, header = entry / f"{spec.name}.npy", _header(spec)
-            with path.open("rb") as file:
-                if file.read(len(header)) != header:
-                    return None
-            array = _C.MappedFile(str(path)).array(spec.dtype, spec.shape, len(header))
+            file, header = _C.MappedFile(str(entry / f"{spec.name}.npy")), _header(spec)
+            if file.array(np.dtype(np.uint8), (len(header),), 0).tobytes() != header:
+                return None
+            array = file.array(spec.dtype, spec.shape, len(header))
             if check and hashes[spec.name] != _C.content_hash(array):
                 return None
             arrays.append(array)
-    except (OSError, ValueError, KeyError, TypeError):
+    except ShortageError:
+        raise
+    except OSError as error:
+        if error.errno in SHORTAGES:
+            raise ShortageError(f"{entry}: cannot be opened: {error.strerror}") from None
+        return None
+    except (ValueError, KeyError, TypeError):
         return None
     return arrays
 
@@ -187,10 +199,10 @@ def _write(
     description: dict[str, object],
     specs: list[ArraySpec],
     build: Callable[[list[np.ndarray]], None],
-    alone: bool,
+    inherited: bool,
 ) -> list[np.ndarray]:
-    """Build the entry and return its arrays; `alone`: no other process is doing so."""
-    if alone:
+    """Build the entry and return its arrays; `inherited`: others may have begun to, but none does now."""
+    if inherited:
         for partial in left_behind(entry):  # of this node, as the lock may be
             _remove(partial)
     temporary = temporary_name(entry)
@@ -217,7 +229,7 @@ def _write(
         written = _open(temporary, specs, check=False)
         if written is None:
             raise OSError(f"{temporary}: just written, but cannot be read back")
-        _note_checked(temporary, [file.st_ino for file in _files(temporary, specs)])
+        _note_checked(temporary, _files(temporary, specs))
         # Without locks another process may have been first: its entry is the same, and in use.
         if _open(entry, specs, check=True) is None:
             _remove(entry)
@@ -254,9 +266,14 @@ def _reserve(path: Path) -> None:
 @contextlib.contextmanager
 def _locked(path: Path) -> Iterator[bool]:
     """Hold the lock `path`, waiting for its holder at most LOCK_PATIENCE_SECONDS; the kernel frees a dead
-    holder's lock. Gives whether it is held.
+    holder's lock. Gives whether it is held and was there before: a new one had no holder who could have left
+    something, and to look for that in a folder of thousands of entries takes longer than to build one.
     """
-    with path.open("a") as file:
+    try:
+        file, new = path.open("x"), True
+    except FileExistsError:
+        file, new = path.open("a"), False
+    with file:
         start = time.monotonic()
         held = told = False
         while not held:
@@ -277,7 +294,7 @@ def _locked(path: Path) -> Iterator[bool]:
             with contextlib.suppress(OSError):
                 file.truncate(0)
                 os.write(file.fileno(), f"process {os.getpid()} on {os.uname().nodename}".encode())
-        yield held
+        yield held and not new
 
 
 def _say_who_is_waited_for(path: Path) -> None:

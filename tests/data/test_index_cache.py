@@ -5,8 +5,10 @@ from __future__ import annotations
 import itertools
 import multiprocessing
 import os
+import re
 import shutil
 import subprocess
+import sys
 import threading
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -19,7 +21,7 @@ from megalite import _C
 from megalite.data import index_cache
 from megalite.data.blended_dataset import cached_blend_index
 from megalite.data.build import build_datasets
-from megalite.data.errors import DataError
+from megalite.data.errors import DataError, ShortageError
 from megalite.data.gpt_dataset import GPTDataset
 from megalite.data.index_cache import ArraySpec, cached_arrays, watched
 from megalite.data.indexed_dataset import open_dataset
@@ -116,6 +118,77 @@ def test_an_index_that_is_cut_while_it_is_read_is_a_message(tmp_path: Path, name
         dataset.read(np.arange(20000), out)
 
 
+def test_small_files_take_no_mappings(tmp_path: Path) -> None:
+    """A process may have 65,530, and a blend of 6,000 datasets had 11 for each."""
+    prefixes = [write_dataset(tmp_path / f"d{n}", [10] * (20 + n)) for n in range(5)]
+    weighted = [word for prefix in prefixes for word in ("1", prefix)]
+    splits = build_datasets(
+        data_config(tmp_path / "cache", *weighted, split="60,20,20"), Words(1000, 999), 8, 1, (50, 10, 10)
+    )
+    assert all(split is not None for split in splits[:3])
+    assert str(tmp_path) not in Path("/proc/self/maps").read_text()
+
+
+SHORTAGE = """
+import resource, sys
+from pathlib import Path
+import numpy as np
+from megalite.data.errors import ShortageError
+from megalite.data.index_cache import ArraySpec, cached_arrays
+
+specs, built = [ArraySpec("numbers", np.dtype(np.int64), (1 << 24,))], []
+arrays = lambda: cached_arrays(Path(sys.argv[1]), {}, specs, built.append)
+arrays()
+before = [path.stat() for path in sorted(Path(sys.argv[1]).glob("*/*"))]
+limit, most = {
+    "memory": (resource.RLIMIT_AS, 4096 * int(Path("/proc/self/statm").read_text().split()[0]) + (32 << 20)),
+    "descriptors": (resource.RLIMIT_NOFILE, 3),
+}[sys.argv[2]]
+resource.setrlimit(limit, (most, resource.getrlimit(limit)[1]))
+try:
+    arrays()
+except ShortageError as error:
+    print(error)
+resource.setrlimit(limit, (resource.getrlimit(limit)[1],) * 2)
+arrays()
+after = [path.stat() for path in sorted(Path(sys.argv[1]).glob("*/*"))]
+assert [file.st_ino for file in after] == [file.st_ino for file in before]
+assert len(built) == 1
+"""
+
+
+@pytest.mark.parametrize(
+    ("what", "told"),
+    [
+        ("memory", r"numbers\.npy: cannot be mapped .*: Cannot allocate memory \(ulimit -v, or vm\.max_"),
+        ("descriptors", r"[0-9a-f]{32}: cannot be opened: Too many open files"),
+    ],
+)
+def test_an_entry_is_not_damaged_where_the_system_lacks_something(
+    tmp_path: Path, what: str, told: str
+) -> None:
+    """It is neither removed nor built, and the message says what was lacking."""
+    done = subprocess.run(
+        [sys.executable, "-c", SHORTAGE, str(tmp_path), what], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert re.search(told, done.stdout)
+
+
+def test_mappings_end_before_the_process_can_do_nothing_more(tmp_path: Path) -> None:
+    allowed = int(Path("/proc/sys/vm/max_map_count").read_text())
+    if allowed > 300_000:
+        pytest.skip(f"to take {allowed} mappings would take long (vm.max_map_count)")
+    path = tmp_path / "file"
+    path.write_bytes(bytes(_C.MappedFile.SMALL + 1))
+    files: list[_C.MappedFile] = []
+    with pytest.raises(ShortageError, match=rf"file: .* {allowed} mappings; .*max_map_count=.*merge_data"):
+        files.extend(_C.MappedFile(str(path)) for _ in range(allowed))
+    assert len(files) == pytest.approx(allowed * 7 / 8, abs=100)  # the arrays of other tests among them
+    del files[:1]
+    _C.MappedFile(str(path))
+
+
 def test_an_index_in_use_holds_no_descriptor(tmp_path: Path) -> None:
     """A blend of 1,000 datasets would need 3,000, and 1,024 are usual."""
     before = len(os.listdir("/proc/self/fd"))
@@ -149,6 +222,12 @@ def test_what_killed_builders_left_is_removed(tmp_path: Path) -> None:
     entry.rename(tmp_path / f"{entry.name}.{os.uname().nodename}.{child.pid}.1.partial")
     cached_arrays(tmp_path, {"a": 1}, SPECS, lambda arrays: arrays[0].fill(1))
     assert entries(tmp_path) == [entry]
+
+
+def test_what_cannot_be_there_is_not_looked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It takes as long as the folder has entries, and so the square of that for all of a blend."""
+    monkeypatch.setattr(index_cache, "left_behind", lambda _: pytest.fail("looked for"))
+    cached_arrays(tmp_path, {"a": 1}, SPECS, lambda arrays: arrays[0].fill(1))
 
 
 def test_what_others_are_building_is_left_alone(tmp_path: Path) -> None:

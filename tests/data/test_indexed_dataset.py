@@ -327,10 +327,10 @@ def test_dtype_rule() -> None:
 
 @pytest.mark.parametrize(("dtype", "wrong"), [("int32", -1), ("int64", 2**63 - 1)])
 def test_the_entropy_of_what_is_no_id(tmp_path: Path, dtype: str, wrong: int) -> None:
-    dataset = open_dataset(write_dataset(tmp_path / "d", [2], dtype=dtype))
+    prefix = write_dataset(tmp_path / "d", [2], dtype=dtype)
     (tmp_path / "d.bin").write_bytes(np.array([5, wrong], dtype=dtype).tobytes())
     with pytest.raises(DataError, match=f"holds {wrong}: expected ids from 0 to 67108863"):
-        unigram_entropy(dataset)
+        unigram_entropy(open_dataset(prefix))
 
 
 def test_numbers_that_are_no_ids_have_no_entropy(tmp_path: Path) -> None:

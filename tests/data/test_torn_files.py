@@ -44,8 +44,9 @@ def run(code: str, *args: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture
 def prefix(tmp_path: Path) -> str:
+    """So large that neither its files nor its index arrays are read into memory, where a cut does no harm."""
     with DatasetWriter(str(tmp_path / "words"), "uint16", sync=False) as writer:
-        writer.add(np.ones(100 * 2000, dtype=np.int64), np.full(2000, 100, dtype=np.int32))
+        writer.add(np.ones(20 * 20_000, dtype=np.int64), np.full(20_000, 20, dtype=np.int32))
     return str(tmp_path / "words")
 
 
@@ -59,7 +60,7 @@ def test_a_file_that_is_cut_between_two_reads(prefix: str, cut: str) -> None:
         """
 cache = Path(prefix).parent / "cache"
 dataset = open_dataset(prefix)
-samples = GPTDataset(dataset, plan_samples(dataset, (0, 2000), 16, 1, None), cache)
+samples = GPTDataset(dataset, plan_samples(dataset, (0, 20_000), 16, 1, None), cache)
 out = np.empty((len(samples), 17), dtype=np.int64)
 paths = [Path(prefix + sys.argv[2])] if sys.argv[2][0] == "." else list(cache.glob(f"*/{sys.argv[2]}"))
 samples.read(np.arange(10), out[:10])
@@ -84,14 +85,14 @@ def test_a_blend_that_is_cut_between_two_reads(prefix: str, cut: str) -> None:
         """
 cache = Path(prefix).parent / "cache"
 dataset = open_dataset(prefix)
-datasets = [GPTDataset(dataset, plan_samples(dataset, (0, 2000), 16, seed, None), None) for seed in (1, 2)]
-samples = BlendedDataset(datasets, *cached_blend_index(cache, [0.5, 0.5], 20_000))
-out = np.empty((20_000, 17), dtype=np.int64)
+datasets = [GPTDataset(dataset, plan_samples(dataset, (0, 20_000), 16, seed, None), None) for seed in (1, 2)]
+samples = BlendedDataset(datasets, *cached_blend_index(cache, [0.5, 0.5], 40_000))
+out = np.empty((40_000, 17), dtype=np.int64)
 (path,) = cache.glob(f"*/{sys.argv[2]}")
 samples.read(np.arange(10), out[:10])
 os.truncate(path, 0)
 try:
-    samples.read(np.arange(20_000), out)
+    samples.read(np.arange(40_000), out)
 except DataError as error:
     print(error)
 """,
