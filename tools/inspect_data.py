@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from megalite.data.indexed_dataset import IndexedDataset
     from megalite.data.inspect_samples import Pieces
     from megalite.data.length_histogram import Bin
+    from megalite.data.source_builder import SourceBuilder
     from megalite.data.stretches import OrderRecord
     from megalite.data.tokenizer import Tokenizer
 
@@ -140,7 +141,7 @@ def tokenizer_of(args: argparse.Namespace) -> Tokenizer | None:
 def describe(args: argparse.Namespace, prefix: str) -> list[Bin]:
     """Print it; returns the lengths of its sequences."""
     from megalite.data.dataset_files import DatasetFiles
-    from megalite.data.dataset_info import read_info
+    from megalite.data.dataset_info import info_of
     from megalite.data.length_histogram import draw_text, length_histogram
     from megalite.data.progress import ReadingDisplay
     from megalite.data.verify import verify
@@ -152,7 +153,7 @@ def describe(args: argparse.Namespace, prefix: str) -> list[Bin]:
         f"{prefix}: {dataset.documents:,} documents, {dataset.sequences:,} sequences, {dataset.tokens:,} "
         f"tokens of {dataset.dtype}"
     )
-    info = read_info(prefix)
+    info = info_of(dataset)
     if info is not None:
         print(
             f"  made by megalite {info.megalite} from "
@@ -178,7 +179,7 @@ def show_documents(args: argparse.Namespace, dataset: IndexedDataset) -> None:
 
     tokenizer = tokenizer_of(args)
     if tokenizer is not None:
-        check_tokenizer(dataset.prefix, tokenizer, DocumentRules(NO_EOD))
+        check_tokenizer(dataset, tokenizer, DocumentRules(NO_EOD))
     for document in args.document:
         show_document(dataset, document, tokenizer)
 
@@ -248,7 +249,7 @@ def show_run(args: argparse.Namespace) -> None:
                 f"--dump: this run has its present order only from sample {changed:,} on; --iteration shows "
                 "its steps, and --dump without --load what a new run draws first"
             )
-        dump_run(args, sources)
+        dump_run(args, builder, sources)
 
 
 def saved_order(folder: str) -> OrderRecord:
@@ -307,7 +308,7 @@ def schedule_of(args: argparse.Namespace) -> BatchSchedule:
     return schedule
 
 
-def dump_run(args: argparse.Namespace, sources: Mapping[str, SampleSource]) -> None:
+def dump_run(args: argparse.Namespace, builder: SourceBuilder, sources: Mapping[str, SampleSource]) -> None:
     from megalite.data.build import NO_EOD, Dataset, DocumentRules, check_tokenizers
     from megalite.data.errors import DataError
     from megalite.data.inspect_samples import dump
@@ -322,7 +323,7 @@ def dump_run(args: argparse.Namespace, sources: Mapping[str, SampleSource]) -> N
     eod = tokenizer.eod if tokenizer is not None and by_document else NO_EOD
     rules = DocumentRules(eod, args.reset_position_ids, args.reset_attention_mask, args.eod_mask_loss)
     if tokenizer is not None:
-        check_tokenizers(sources.values(), tokenizer, rules)
+        check_tokenizers(builder, sources.values(), tokenizer, rules)
     names = dump(Path(args.dump), {name: Dataset(source, rules) for name, source in sources.items()})
     print(f"{args.dump}: {len(names)} arrays written")
 

@@ -11,9 +11,10 @@ import numpy as np
 
 from megalite.config.blend import Blend, parse_blend, read_data_args
 from megalite.data.data_order import DataOrder, order_samples
-from megalite.data.dataset_info import read_info
+from megalite.data.dataset_info import info_of
 from megalite.data.errors import DataError
 from megalite.data.gpt_dataset import Piece
+from megalite.data.indexed_dataset import IndexedDataset
 from megalite.data.mock_dataset import MockDataset
 from megalite.data.source_builder import SourceBuilder
 from megalite.data.splits import SPLIT_NAMES, WHOLE, Share, split_shares
@@ -137,7 +138,7 @@ def build_datasets(
     others = [name for name in wanted if name != "train"]
     sources = build_sample_sources(builder, data, sample_counts, others)
     sources[0] = None if order is None else order.source
-    check_tokenizers([source for source in sources if source is not None], tokenizer, rules)
+    check_tokenizers(builder, [source for source in sources if source is not None], tokenizer, rules)
     for name, source, count in zip(SPLIT_NAMES, sources, sample_counts, strict=True):
         if source is not None and len(source) < count:
             raise DataError(
@@ -189,18 +190,20 @@ def build_sample_sources(
     return sources
 
 
-def check_tokenizers(sources: Iterable[SampleSource], tokenizer: Vocabulary, rules: DocumentRules) -> None:
-    """`check_tokenizer` for each dataset. Raises DataError."""
+def check_tokenizers(
+    builder: SourceBuilder, sources: Iterable[SampleSource], tokenizer: Vocabulary, rules: DocumentRules
+) -> None:
+    """`check_tokenizer` for each dataset of `sources`, which `builder` has made. Raises DataError."""
     for prefix in sorted({prefix for source in sources for prefix in source.consumed(0)}):
-        check_tokenizer(prefix, tokenizer, rules)
+        check_tokenizer(builder.open(prefix), tokenizer, rules)
 
 
-def check_tokenizer(prefix: str, tokenizer: Vocabulary, rules: DocumentRules) -> None:
-    """Compare `tokenizer` with the one that `prefix` was made with, where its description says.
+def check_tokenizer(dataset: IndexedDataset, tokenizer: Vocabulary, rules: DocumentRules) -> None:
+    """Compare `tokenizer` with the one that `dataset` was made with, where its description says.
 
     A tokenizer without an identity (NullTokenizer, of numbers) is taken at its word. Raises DataError.
     """
-    info = read_info(prefix)
+    info, prefix = info_of(dataset), dataset.prefix
     if info is None:
         return
     beside = f"{prefix}.json says so; remove that file to go on nevertheless"

@@ -12,7 +12,7 @@ import orjson
 
 from megalite import __version__
 from megalite.data.errors import DataError, is_file, reading, writing
-from megalite.data.indexed_dataset import DatasetWriter
+from megalite.data.indexed_dataset import DatasetWriter, IndexedDataset
 from megalite.data.inputs import Part, printable
 from megalite.data.tokenizer import Tokenizer
 
@@ -128,6 +128,33 @@ def read_info(prefix: str) -> DatasetInfo | None:
     path = Path(f"{prefix}.json")
     with reading(path):
         return _read(path) if is_file(path) else None
+
+
+def info_of(dataset: IndexedDataset) -> DatasetInfo | None:
+    """`read_info` of a dataset that is open, which is held against it. Raises DataError."""
+    info = read_info(dataset.prefix)
+    if info is not None:
+        check_described(dataset, info)
+    return info
+
+
+def check_described(dataset: IndexedDataset, info: DatasetInfo, checksum: int | None = None) -> None:
+    """Raises DataError where `dataset` is not what its description says, `checksum` being the CRC-32 of its
+    tokens: another one may have been copied onto it.
+    """
+    counts = ("documents", "sequences", "tokens", "dtype")
+    found = {name: getattr(dataset, name) for name in counts}
+    if checksum is not None:
+        found["crc32"] = checksum
+    for name, value in found.items():
+        expected = getattr(info, name)
+        if value != expected:
+            prefix = dataset.prefix
+            raise DataError(
+                f"{prefix}: {name}: {prefix}.json says {expected}, found {value}: the two do not belong "
+                f"together; bring back the .bin and .idx that it describes, or remove {prefix}.json where "
+                "these are the right ones"
+            )
 
 
 def _read(path: Path) -> DatasetInfo:

@@ -16,10 +16,15 @@ import numpy as np
 
 from megalite import __version__
 from megalite.data.dataset_files import DatasetFiles
-from megalite.data.dataset_info import DatasetInfo, listed_sources, publish_with_info, read_info
+from megalite.data.dataset_info import (
+    DatasetInfo,
+    check_described,
+    listed_sources,
+    publish_with_info,
+    read_info,
+)
 from megalite.data.errors import DataError, check_replaceable
 from megalite.data.indexed_dataset import DatasetWriter, WriterState, open_dataset
-from megalite.data.verify import check_described
 
 HOW_MADE = (("key", "key"), ("options", "tokenizer options"))
 MERGED = ("uint8", "uint16", "int32", "int64")  # what a writer takes
@@ -49,14 +54,14 @@ def merge(
     read_info(output_prefix)  # a file of its name that is no description is not written over
     infos = {prefix: read_info(prefix) for prefix in prefixes}
     info = _common_info(infos, prefixes, warn)
-    dtype = _common_dtype(prefixes)
+    dtype = _common_dtype(infos)
     writer = DatasetWriter(output_prefix, dtype)
     total = sum(os.path.getsize(f"{prefix}.bin") for prefix in prefixes)
     for prefix in prefixes:
         with DatasetFiles(prefix) as files:
             checksum = _append(writer, files, lambda size: read(size, total))
             if (described := infos[prefix]) is not None:
-                check_described(prefix, files.dataset, described, checksum)
+                check_described(files.dataset, described, checksum)
     state = writer.complete()
     if info is None:
         writer.publish()
@@ -94,9 +99,15 @@ def _append(writer: DatasetWriter, files: DatasetFiles, read: Callable[[int], No
     return checksum
 
 
-def _common_dtype(prefixes: Sequence[str]) -> str:
-    dtypes = {prefix: open_dataset(prefix).dtype for prefix in prefixes}
-    first = prefixes[0]
+def _common_dtype(infos: Mapping[str, DatasetInfo | None]) -> str:
+    """That of all datasets, each of which is what its description says, but for the checksum."""
+    dtypes = {}
+    for prefix, info in infos.items():
+        dataset = open_dataset(prefix)
+        dtypes[prefix] = dataset.dtype
+        if info is not None:
+            check_described(dataset, info)
+    first = next(iter(dtypes))
     if dtypes[first] not in MERGED:
         raise DataError(f"{first}: holds {dtypes[first]}; what can be merged is {', '.join(MERGED)}")
     for prefix, dtype in dtypes.items():

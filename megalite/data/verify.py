@@ -9,9 +9,9 @@ from typing import NamedTuple
 import numpy as np
 
 from megalite.data.dataset_files import DatasetFiles
-from megalite.data.dataset_info import DatasetInfo, read_info
+from megalite.data.dataset_info import check_described, read_info
 from megalite.data.errors import DataError
-from megalite.data.indexed_dataset import IndexedDataset, check_token_ids
+from megalite.data.indexed_dataset import check_token_ids
 
 
 class Summary(NamedTuple):
@@ -39,7 +39,7 @@ def verify(
     with DatasetFiles(prefix) as files:  # checks every offset, length and boundary
         summary = _read(prefix, files, vocab_size, read)
     if info is not None:
-        check_described(prefix, files.dataset, info, summary.crc32)
+        check_described(files.dataset, info, summary.crc32)
     return summary
 
 
@@ -65,18 +65,3 @@ def _read(
         start += len(chunk)
         read(chunk.nbytes, total)
     return Summary(dataset.documents, dataset.sequences, dataset.tokens, largest, checksum)
-
-
-def check_described(prefix: str, dataset: IndexedDataset, info: DatasetInfo, checksum: int) -> None:
-    """Raises DataError where `dataset`, whose tokens have this CRC-32, is not what its description says."""
-    found = {
-        "documents": dataset.documents,
-        "sequences": dataset.sequences,
-        "tokens": dataset.tokens,
-        "dtype": dataset.dtype,
-        "crc32": checksum,
-    }
-    for name, value in found.items():
-        expected = getattr(info, name)
-        if value != expected:
-            raise DataError(f"{prefix}: {name}: {prefix}.json says {expected}, found {value}")
