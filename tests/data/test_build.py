@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +14,10 @@ from megalite.config.blend import parse_blend, read_data_args
 from megalite.config.schema import DataConfig
 from megalite.data.build import Splits, build_datasets
 from megalite.data.errors import DataError
-from tests.data.corpora import Words, data_config, numbered_dataset, write_dataset
+from megalite.data.inputs import find_inputs
+from megalite.data.merge import merge
+from megalite.data.tokenizer.byte_level import ByteLevelTokenizer
+from tests.data.corpora import Words, data_config, lines, numbered_dataset, run, tool, write_dataset
 
 WORDS = Words(1000, 999)
 
@@ -175,3 +180,30 @@ def test_a_blend_that_is_too_long_is_told_before_it_is_made(tmp_path: Path) -> N
     config = data_config(tmp_path / "cache", "1", prefixes[0], "1", prefixes[1])
     with pytest.raises(DataError, match="a blend of 1000000000000 samples would take an index of 10000 GB"):
         build_datasets(config, Words(1000, 999), 8, 1, (10**12, 0, 0))
+
+
+def test_a_description_of_another_dataset_vouches_for_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As when only the .bin and the .idx of a dataset were replaced."""
+    source = lines(tmp_path / "in.jsonl", ["the cat sat on the mat"] * 9)
+    run(find_inputs([source]), tmp_path / "d")
+    prefix, tokenizer = str(tmp_path / "d_text_document"), ByteLevelTokenizer()
+
+    def read() -> None:
+        build_datasets(data_config(tmp_path / "c", prefix), tokenizer, 8, 1234, (10, 0, 0))
+
+    read()
+    write_dataset(tmp_path / "other", [20] * 9)
+    for suffix in ("bin", "idx"):
+        shutil.copy(tmp_path / f"other.{suffix}", f"{prefix}.{suffix}")
+    found = rf"{prefix}: tokens: {prefix}\.json says 198, found 180: .*, or remove {prefix}\.json where"
+    for believing in (read, lambda: merge([prefix], str(tmp_path / "whole"))):
+        with pytest.raises(DataError, match=found):
+            believing()
+    assert tool("inspect_data")([prefix]) == 1
+    shown = capsys.readouterr()
+    assert re.search(found, shown.err)
+    assert "made by megalite" not in shown.out
+    Path(f"{prefix}.json").unlink()
+    read()
