@@ -59,6 +59,13 @@ void exhaustive_blend(Dense<int16_t> &dataset_index, Dense<int64_t> &dataset_sam
     fill_exhaustive_blend(datasets, samples, sizes.data(), sizes.size(), dataset_index.size());
 }
 
+// Adds to `counts`, int64 (datasets,).
+void count(const Dense<int16_t> &dataset_index, Dense<int64_t> &counts) {
+    int64_t *out = counts.mutable_data();
+    py::gil_scoped_release release;
+    count_datasets(dataset_index.data(), dataset_index.size(), out, counts.size());
+}
+
 } // namespace
 
 void bind_index_builders(py::module_ &module) {
@@ -77,4 +84,5 @@ void bind_index_builders(py::module_ &module) {
     module.def("fill_blend", &blend, py::arg("dataset_index").noconvert(), py::arg("dataset_sample_index").noconvert(), py::arg("weights"));
     module.def("fill_exhaustive_blend", &exhaustive_blend, py::arg("dataset_index").noconvert(),
                py::arg("dataset_sample_index").noconvert(), py::arg("sizes"));
+    module.def("count_datasets", &count, py::arg("dataset_index").noconvert(), py::arg("counts").noconvert());
 }

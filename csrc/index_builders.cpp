@@ -116,3 +116,19 @@ void fill_exhaustive_blend(int16_t *dataset_index, int64_t *dataset_sample_index
         if (order.count(dataset) == sizes[dataset]) order.retire(dataset);
     }
 }
+
+void count_datasets(const int16_t *dataset_index, int64_t samples, int64_t *counts, int64_t datasets) {
+    // Four tables in turn: equal neighbours would wait for each other's sum.
+    std::vector<int64_t> tables(static_cast<size_t>(4 * datasets), 0);
+    const auto count = [&](int64_t i, int64_t table) {
+        const int64_t dataset = dataset_index[i];
+        if (dataset < 0 || dataset >= datasets) fail("dataset_index[", i, "] = ", dataset, ": the blend has ", datasets, " datasets");
+        ++tables[static_cast<size_t>(table * datasets + dataset)];
+    };
+    int64_t i = 0;
+    for (; i + 4 <= samples; i += 4)
+        for (int64_t table = 0; table < 4; ++table) count(i + table, table);
+    for (; i < samples; ++i) count(i, 0);
+    for (int64_t d = 0; d < datasets; ++d)
+        for (int64_t table = 0; table < 4; ++table) counts[d] += tables[static_cast<size_t>(table * datasets + d)];
+}

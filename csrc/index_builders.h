@@ -57,3 +57,6 @@ void fill_blend(int16_t *dataset_index, int64_t *dataset_sample_index, const dou
 // The first `samples` of an order that has every sample of every dataset once, in proportion to the sizes.
 void fill_exhaustive_blend(int16_t *dataset_index, int64_t *dataset_sample_index, const int64_t *sizes, int64_t datasets,
                            int64_t samples);
+
+// Adds to counts[d] how often d is among `samples` entries. Throws where one is not from 0 to datasets - 1.
+void count_datasets(const int16_t *dataset_index, int64_t samples, int64_t *counts, int64_t datasets);

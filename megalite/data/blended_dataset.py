@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from megalite import _C
+from megalite.data.blend_counts import BlendCounts
 from megalite.data.errors import DataError
 from megalite.data.gpt_dataset import GPTDataset, Piece
 from megalite.data.index_cache import ArraySpec, Tell, cached_arrays, intact, watched
@@ -74,7 +75,8 @@ class BlendedDataset:
         self.dataset_index = dataset_index
         self.dataset_sample_index = dataset_sample_index
         self._files = watched((dataset_index, dataset_sample_index))
-        for dataset, count in zip(self.datasets, self._counts(len(self)), strict=True):
+        self._counts = BlendCounts(dataset_index, len(self.datasets))
+        for dataset, count in zip(self.datasets, self._counts.first(len(self)), strict=True):
             if count > len(dataset):
                 raise DataError(
                     f"{dataset.prefix}: the blend asks for {count} samples, but it has {len(dataset)}"
@@ -102,19 +104,14 @@ class BlendedDataset:
     def consumed(self, samples: int) -> dict[str, int]:
         """How many of the first `samples` came from each dataset, by prefix."""
         totals: dict[str, int] = {}
-        for dataset, count in zip(self.datasets, self._counts(samples), strict=True):
+        for dataset, count in zip(self.datasets, self._counts.first(samples), strict=True):
             totals[dataset.prefix] = totals.get(dataset.prefix, 0) + int(count)
         return totals
 
     def places(self, samples: int) -> list[DatasetPlace]:
         """How far each dataset is read after the first `samples`, one after another as in the blend."""
-        counts = self._counts(samples)
+        counts = self._counts.first(samples)
         return [dataset.places(int(count))[0] for dataset, count in zip(self.datasets, counts, strict=True)]
-
-    def _counts(self, samples: int) -> np.ndarray:
-        """int64 (datasets,): how many of the first `samples` came from each."""
-        with intact(self._files):
-            return np.bincount(self.dataset_index[:samples], minlength=len(self.datasets))
 
 
 def cached_blend_index(

@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from megalite import _C
+from megalite.data.blend_counts import BlendCounts
 from megalite.data.errors import DataError
 from megalite.data.gpt_dataset import GPTDataset, Piece
 from megalite.data.index_cache import intact, watched
@@ -45,7 +46,8 @@ class ContinuedBlend:
         self._ends = np.full((len(rounds), most), np.iinfo(np.int64).max)
         for row, each in zip(self._ends, rounds, strict=True):
             row[: len(each)] = np.cumsum([len(dataset) for dataset in each])
-        counts = np.bincount(dataset_index, minlength=len(rounds))
+        self._counts = BlendCounts(dataset_index, len(rounds))
+        counts = self._counts.first(len(dataset_index))
         for place, each, begin, count in zip(stretch.datasets, rounds, self._offset, counts, strict=True):
             there = sum(len(dataset) for dataset in each)
             if begin + count > there:
@@ -74,9 +76,7 @@ class ContinuedBlend:
 
     def places(self, samples: int) -> list[DatasetPlace]:
         """How far each dataset is read after the first `samples` of the run."""
-        with intact(self._files):
-            drawn = self.dataset_index[: max(0, samples - self.stretch.first_sample)]
-            counts = np.bincount(drawn, minlength=len(self.stretch.datasets))
+        counts = self._counts.first(max(0, samples - self.stretch.first_sample))
         return [
             replace(place, place=place.place + int(count))
             for place, count in zip(self.stretch.datasets, counts, strict=True)

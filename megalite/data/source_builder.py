@@ -6,9 +6,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
-
 from megalite.config.blend import Blend
+from megalite.data.blend_counts import BlendCounts
 from megalite.data.blended_dataset import (
     BlendedDataset,
     cached_blend_index,
@@ -78,7 +77,7 @@ class SourceBuilder:
         targets = samples_per_dataset(weights, size)
         datasets_of, samples_of = cached_blend_index(self.cache, normalize(weights), sum(targets), self._tell)
         # Rounding may draw a dataset more often than its share: what is drawn is built, whatever the weights.
-        drawn = np.bincount(datasets_of, minlength=len(targets))
+        drawn = BlendCounts(datasets_of, len(targets)).first(len(datasets_of))
         needed = [max(with_surplus(target), int(count)) for target, count in zip(targets, drawn, strict=True)]
         return BlendedDataset(self._datasets(blend.prefixes, share, needed), datasets_of, samples_of)
 
@@ -93,7 +92,7 @@ class SourceBuilder:
             weights = normalize(stretch.weights or [1.0])
             count = sum(samples_per_dataset(weights, count))
             datasets_of, samples_of = cached_blend_index(self.cache, normalize(weights), count, self._tell)
-        drawn = np.bincount(datasets_of, minlength=len(stretch.datasets))
+        drawn = BlendCounts(datasets_of, len(stretch.datasets)).first(len(datasets_of))
         self._open(place.prefix for place in stretch.datasets)
         grown: list[DatasetPlace] = []
         rounds: list[list[SamplePlan]] = []

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from megalite import _C
+from megalite.data.blend_counts import BlendCounts
 from megalite.data.blended_dataset import blend_index, exhaustive_blend_index, normalize
 from megalite.data.errors import DataError
 from megalite.data.indexed_dataset import open_dataset
@@ -244,3 +245,25 @@ def test_split_order_is_disjoint() -> None:
     shares = [share for share in split_shares("8,1,1") if share is not None]
     ranges = [document_range(share, 101) for share in shares]
     assert list(itertools.chain.from_iterable(range(*r) for r in ranges)) == list(range(101))
+
+
+def test_samples_of_each_dataset_are_counted_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A checkpoint of a run of 1e9 samples goes through those since the one before, without a wider copy."""
+    datasets, _ = blend_index(normalize([3, 1, 2, 0.5]), 1003)
+    counts, went_through, compute = BlendCounts(datasets, 5), [], _C.count_datasets
+
+    def count_datasets(index: np.ndarray, out: np.ndarray) -> None:
+        went_through.append(len(index))
+        compute(index, out)
+
+    monkeypatch.setattr(_C, "count_datasets", count_datasets)
+    for samples in (700, 703, 703, 1003, 2000, 10, 0):
+        assert counts.first(samples).tolist() == np.bincount(datasets[:samples], minlength=5).tolist()
+    assert went_through == [700, 3, 0, 300, 0, 10, 0]
+
+
+@pytest.mark.parametrize("wrong", [-1, 4])
+def test_a_dataset_that_there_is_not_is_not_counted(wrong: int) -> None:
+    index = np.array([0, 3, 1, 2, wrong, 0], dtype=np.int16)
+    with pytest.raises(DataError, match=rf"dataset_index\[4\] = {wrong}: the blend has 4 datasets"):
+        BlendCounts(index, 4).first(6)

@@ -206,5 +206,9 @@ def test_a_blend_that_is_cut_while_it_is_read_is_a_message(tmp_path: Path) -> No
     for source in (dataset.samples, resumed.samples):
         with pytest.raises(DataError, match=r"dataset_sample_index\.npy: had .* bytes when it was opened"):
             source.read(np.arange(4000, 4010), np.empty((10, 9), dtype=np.int64))
+    for path in (tmp_path / "cache").glob("*/dataset_index.npy"):
+        os.truncate(path, 200)
+    time.sleep(0.02)
+    for source in (dataset.samples, resumed.samples):
         with pytest.raises(DataError, match="something cut it while it was in use"):
             source.places(4000)
