@@ -15,6 +15,7 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.metadata import Metadata
 
 from megalite.checkpoint.block import Block
+from megalite.checkpoint.branch import newest_first
 from megalite.checkpoint.collective import gathered_errors, is_first_rank, listed_on_every_rank, on_first_rank
 from megalite.checkpoint.errors import (
     CheckpointCorruptError,
@@ -57,10 +58,12 @@ def load(
     Dtypes must be equal, and the bits then are; with `convert_dtype` floating-point ones are converted.
     `group` as for `save`.
 
-    With `iteration` None the recorded latest checkpoint is loaded, or, with a warning, the newest older one
-    that is complete and undamaged. Raises, on every rank: CheckpointNotFoundError when there is none at all,
-    CheckpointCorruptError when the one asked for is damaged, CheckpointError when it does not fit the blocks
-    (all mismatches at once). After an error the blocks' contents are undefined.
+    With `iteration` None the recorded latest checkpoint is loaded, or, with a warning, the newest
+    complete and undamaged one of those that it comes after, not what a rollback by the tracker left.
+
+    Raises, on every rank: CheckpointNotFoundError when there is none at all, CheckpointCorruptError when the
+    one asked for is damaged, CheckpointError when it does not fit the blocks (all mismatches at once). After
+    an error the blocks' contents are undefined.
     """
     root = Path(directory)
     wanted = listed_on_every_rank(blocks, group)
@@ -86,7 +89,7 @@ def latest_iteration(directory: str | os.PathLike[str]) -> int | None:
 def complete_iterations(directory: str | os.PathLike[str]) -> Iterator[int]:
     """Those of the complete checkpoints that belong to the run, the newest first."""
     root = Path(directory)
-    return (n for n in _newest_first(root) if _is_complete(folder_of(root, n)))
+    return (n for n in newest_first(root) if _is_complete(folder_of(root, n)))
 
 
 def read_state(directory: str | os.PathLike[str], iteration: int) -> dict[str, Any]:
@@ -131,21 +134,12 @@ def _candidates(directory: Path, iteration: int | None) -> list[int]:
             )
             raise CheckpointNotFoundError(f"{directory} has no checkpoint of iteration {iteration}; {there}")
         return [iteration]
-    candidates = _newest_first(directory)
+    candidates = newest_first(directory)
     if not candidates:
         raise CheckpointNotFoundError(f"{directory} has no checkpoint")
     if read_tracker(directory) is None:
         logger.warning("%s does not record a latest iteration; trying the newest", directory)
     return candidates
-
-
-def _newest_first(directory: Path) -> list[int]:
-    """The recorded latest iteration and all older ones; all of them where nothing is recorded."""
-    published = published_iterations(directory)
-    latest = read_tracker(directory)
-    if latest is None:
-        return published[::-1]
-    return [latest] + [number for number in reversed(published) if number < latest]
 
 
 def _open(folder: Path) -> Opened:

@@ -33,9 +33,12 @@ class TensorEntry:
 
 @dataclass(frozen=True)
 class Manifest:
-    """`files` are sizes in bytes, `hashes` SHA-256 of the files that are not tensors."""
+    """`files` are sizes in bytes, `hashes` SHA-256 of the files that are not tensors; `earlier` the
+    checkpoints of the same folder that this one comes after, None where a version that did not tell wrote it.
+    """
 
     iteration: int
+    earlier: list[int] | None
     files: dict[str, int]
     hashes: dict[str, str]
     tensors: dict[str, TensorEntry]
@@ -47,7 +50,9 @@ def encode_state(state: Mapping[str, Any]) -> str:
     return json.dumps(state, indent=2, allow_nan=False)
 
 
-def write_manifest(folder: Path, iteration: int, metadata: Metadata, sums: Mapping[str, list[int]]) -> None:
+def write_manifest(
+    folder: Path, iteration: int, earlier: list[int], metadata: Metadata, sums: Mapping[str, list[int]]
+) -> None:
     """Describe a folder whose other files are all written. Raises OSError when this rank cannot see one."""
     names = {METADATA, STATE} | {info.relative_path for info in metadata.storage_data.values()}
     tensors = {
@@ -57,6 +62,7 @@ def write_manifest(folder: Path, iteration: int, metadata: Metadata, sums: Mappi
     }
     manifest = Manifest(
         iteration,
+        earlier,
         {name: (folder / name).stat().st_size for name in sorted(names)},
         {name: _sha256(folder / name) for name in (METADATA, STATE)},
         tensors,
@@ -70,6 +76,20 @@ def read_manifest(folder: Path) -> Manifest:
 
     Raises CheckpointCorruptError naming what is missing, cut, changed, or not a checkpoint of this program.
     """
+    manifest = _parsed(folder)
+    _check_files(folder, manifest)
+    return manifest
+
+
+def earlier_checkpoints(folder: Path) -> list[int] | None:
+    """The `earlier` of a checkpoint, also of one with damaged tensors; None where it cannot be read."""
+    try:
+        return _parsed(folder).earlier
+    except CheckpointCorruptError:
+        return None
+
+
+def _parsed(folder: Path) -> Manifest:
     path = folder / MANIFEST
     if not folder.is_dir():
         raise CheckpointCorruptError(f"{folder} does not exist")
@@ -84,11 +104,11 @@ def read_manifest(folder: Path) -> Manifest:
                 f"{path} has format version {document['format_version']}, this program reads {FORMAT_VERSION}"
             )
         tensors = {name: TensorEntry(**entry) for name, entry in document["tensors"].items()}
-        manifest = Manifest(document["iteration"], dict(document["files"]), dict(document["hashes"]), tensors)
+        earlier = None if (listed := document.get("earlier")) is None else [int(number) for number in listed]
+        files, hashes = dict(document["files"]), dict(document["hashes"])
+        return Manifest(document["iteration"], earlier, files, hashes, tensors)
     except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:
         raise CheckpointCorruptError(f"{path} cannot be read: {describe(error)}") from error
-    _check_files(folder, manifest)
-    return manifest
 
 
 def check_tensors(manifest: Manifest, metadata: Metadata, folder: Path) -> None:

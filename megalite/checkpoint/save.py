@@ -13,6 +13,7 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.metadata import Metadata
 
 from megalite.checkpoint.block import Block
+from megalite.checkpoint.branch import comes_after
 from megalite.checkpoint.collective import gathered_errors, is_first_rank, listed_on_every_rank, on_first_rank
 from megalite.checkpoint.errors import CheckpointError
 from megalite.checkpoint.folder import create_temporary, publish, write_durably
@@ -59,7 +60,7 @@ def save(
             )
 
         def finish() -> Path:
-            write_manifest(temporary, iteration, metadata, planner.checksums)
+            write_manifest(temporary, iteration, comes_after(root, iteration), metadata, planner.checksums)
             return publish(temporary, iteration)
 
         return on_first_rank(finish, group)

@@ -17,6 +17,7 @@ from megalite.checkpoint import (
     CheckpointCorruptError,
     CheckpointError,
     CheckpointNotFoundError,
+    complete_iterations,
     latest_iteration,
     load,
     read_state,
@@ -168,6 +169,42 @@ def test_the_record_decides_what_is_latest(directory: Path) -> None:
     (directory / TRACKER).write_text("100")
     assert latest_iteration(directory) == 100
     assert value_of(directory) == 1.0
+
+
+def test_what_a_rollback_left_is_neither_history_nor_fallen_back_to(directory: Path) -> None:
+    """Nor removed: the tracker may name it again."""
+
+    def save_filled(iteration: int, value: float) -> None:
+        save(directory, iteration, [block("x", torch.full((64,), value))], {})
+
+    (directory / TRACKER).write_text("100")
+    save_filled(150, 1.5)
+    save_filled(300, 3.0)
+    assert list(complete_iterations(directory)) == [300, 150, 100]
+    cut_tensors(directory / "iter_0000150")
+    assert list(complete_iterations(directory)) == [300, 100]
+    cut_tensors(directory / "iter_0000300")
+    assert value_of(directory) == 1.0
+    save_filled(200, 5.0)  # takes the place of the other 200
+    assert list(complete_iterations(directory)) == [200, 100]
+    save_filled(250, 2.5)
+    (directory / TRACKER).write_text("200")
+    save_filled(400, 4.0)
+    assert list(complete_iterations(directory)) == [400, 200, 100]
+    (directory / TRACKER).write_text("250")
+    assert list(complete_iterations(directory)) == [250, 200, 100]
+
+
+def test_a_checkpoint_that_does_not_say_what_it_comes_after_has_all_before_it(directory: Path) -> None:
+    """As those that earlier versions wrote."""
+    path = directory / "iter_0000200" / "manifest.json"
+    document = json.loads(path.read_text())
+    assert document.pop("earlier") == [100]
+    path.write_text(json.dumps(document))
+    save(directory, 300, [block("x", torch.zeros(64))], {})
+    assert list(complete_iterations(directory)) == [300, 200, 100]
+    (directory / TRACKER).write_text("200")
+    assert list(complete_iterations(directory)) == [200, 100]
 
 
 @pytest.mark.parametrize("record", [None, "", "release", "²"])

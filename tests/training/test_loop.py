@@ -301,6 +301,10 @@ def test_the_steps_of_a_run_are_shown_as_it_took_them(
     assert "was saved with --global-batch-size 8. " in shown(6, 4)
     assert inspect_data([*f"{run} --seed 7 --dump {tmp_path}/out.npz".split()]) == 1
     assert "--dump: this run has its present order only from sample 32 on" in capsys.readouterr().err
+    (tmp_path / "checkpoints" / "latest_checkpointed_iteration.txt").write_text("4")  # the rest is given up
+    train(flags, batch=16, mock=False)
+    for iteration in (5, 6, 7):
+        assert shown(iteration, 16) == drawn(1234, *range(16 * iteration - 64, 16 * iteration - 48))
 
 
 def open_copies(folders: list[str]) -> str:
