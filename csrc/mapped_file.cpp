@@ -143,7 +143,6 @@ MappedFile::MappedFile(const std::string &path) : path_(path) {
     size_ = static_cast<uint64_t>(status.st_size);
     device_ = status.st_dev;
     inode_ = status.st_ino;
-    modified_ = modified_ns(status);
     if (size_ == 0) return;
     if (size_ <= kSmall && bytes_read.load() + size_ <= kMostRead) read(descriptor.number);
     else map(descriptor.number);
@@ -181,7 +180,6 @@ void MappedFile::map(int descriptor) {
     mapped.fetch_add(1);
     data_ = static_cast<const uint8_t *>(address);
     range_ = register_range(address, size_);
-    mark_ = mark();
 }
 
 void MappedFile::fail_of_cut(uint64_t left) const {
@@ -193,7 +191,18 @@ uint64_t MappedFile::mark() const {
     const uint64_t starts[3] = {0, (size_ - bytes) / 2, size_ - bytes};
     uint64_t hash = 0;
     for (const uint64_t start : starts) hash = 3 * hash + content_hash(data_ + start, bytes);
-    return hash;
+    return hash | 1;
+}
+
+void MappedFile::check_mark(int64_t modified) const {
+    const uint64_t known = mark_.load(std::memory_order_relaxed);
+    if (known != 0 && modified == modified_.load(std::memory_order_relaxed)) return;
+    const uint64_t now = mark();
+    check_read();
+    if (known != 0 && now != known)
+        fail(path_, ": something wrote to it while it was in use: its bytes are not those that were read first");
+    mark_.store(now, std::memory_order_relaxed);
+    modified_.store(modified, std::memory_order_relaxed); // it was touched, or has grown
 }
 
 void MappedFile::check_read() const {
@@ -214,11 +223,6 @@ void MappedFile::check_size() const {
     const bool same = ::stat(path_.c_str(), &status) == 0 && status.st_dev == device_ && status.st_ino == inode_;
     if (same && static_cast<uint64_t>(status.st_size) < size_)
         fail_of_cut(static_cast<uint64_t>(status.st_size));
-    if (same && range_ != nullptr && modified_ns(status) != modified_.load(std::memory_order_relaxed)) {
-        const bool good = mark() == mark_;
-        check_read();
-        if (!good) fail(path_, ": something wrote to it while it was in use: its bytes are not those with which it was opened");
-        modified_.store(modified_ns(status), std::memory_order_relaxed); // it was touched, or has grown
-    }
+    if (same && range_ != nullptr) check_mark(modified_ns(status));
     good_until_.store(now + 10, std::memory_order_relaxed);
 }

@@ -35,8 +35,8 @@ class MappedFile {
     // After reading: throws when something that was read is not there. What was read since the file was mapped is good otherwise, but
     // for the end of a page in which the file ends now: that is for `check_size`.
     void check_read() const;
-    // Before reading: throws for that, too, when the file has become shorter, and when it was written to and holds other bytes than it
-    // did at its beginning, middle or end; a small one is a copy, which stays what it was. One that was replaced by another of its name
+    // Before reading: throws for that, too, when the file has become shorter, and when it was written to and holds other bytes than at
+    // the first time at its beginning, middle or end; a small one is a copy, which stays what it was. One that was replaced by another of its name
     // is still mapped whole. What was found good is not looked at again for 10 ms: it is a system call for each file.
     void check_size() const;
     // Whether the file still has its name.
@@ -46,7 +46,8 @@ class MappedFile {
     void read(int descriptor);
     void map(int descriptor);
     [[noreturn]] void fail_of_cut(uint64_t left) const;
-    uint64_t mark() const; // a hash of the bytes at the beginning, middle and end
+    uint64_t mark() const; // a hash of the bytes at the beginning, middle and end, not 0
+    void check_mark(int64_t modified) const;
 
     std::string path_;
     std::unique_ptr<uint8_t[]> copy_; // of a small file
@@ -54,7 +55,7 @@ class MappedFile {
     uint64_t size_ = 0;
     dev_t device_ = 0;
     ino_t inode_ = 0;
-    uint64_t mark_ = 0; // as it was opened
+    mutable std::atomic<uint64_t> mark_{0};   // 0 until something is read: of many files that would take long
     mutable std::atomic<int64_t> modified_{0}; // when the mark was found good, in nanoseconds of the file's clock
     MappedRange *range_ = nullptr;
     mutable std::atomic<int64_t> good_until_{0}; // in milliseconds of the steady clock

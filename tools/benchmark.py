@@ -24,6 +24,8 @@ sys.path.insert(0, str(ROOT))  # run as a script: find tools.benchmarks
 
 
 def main() -> int:
+    from megalite.data.settings import whole_number
+
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -37,45 +39,57 @@ def main() -> int:
         usage="benchmark.py train [--rounds N] [--steps N] [--processes N] [--threads N] [flags of training]",
         allow_abbrev=False,
     )
-    train.add_argument("--rounds", type=int, default=5, help="times that every contender runs (default: 5)")
-    train.add_argument("--steps", type=int, default=2, help="timed steps in each (default: 2)")
+    train.add_argument(
+        "--rounds", type=whole_number(1), default=5, help="times that every contender runs (default: 5)"
+    )
+    train.add_argument("--steps", type=whole_number(1), default=2, help="timed steps in each (default: 2)")
     for name, default in (("processes", 1), ("threads", 2)):
         train.add_argument(
             f"--{name}",
-            type=int,
+            type=whole_number(1),
             default=default,
             help=f"of a run given by further flags (default: {default})",
         )
     pipeline = commands.add_parser("pipeline", help="step time of each schedule, a sleep as its compute")
-    pipeline.add_argument("--pp", type=int, default=4, help="processes (default: 4)")
-    pipeline.add_argument("--microbatches", type=int, default=8, help="a step (default: 8)")
+    pipeline.add_argument("--pp", type=whole_number(1), default=4, help="processes (default: 4)")
+    pipeline.add_argument("--microbatches", type=whole_number(1), default=8, help="a step (default: 8)")
     pipeline.add_argument(
         "--milliseconds", type=float, default=40, help="of a forward, an input and a weight gradient each"
     )
-    pipeline.add_argument("--rounds", type=int, default=5, help="times that each runs (default: 5)")
+    pipeline.add_argument(
+        "--rounds", type=whole_number(1), default=5, help="times that each runs (default: 5)"
+    )
     optimizer = commands.add_parser("optimizer", help="norm, clip and AdamW, in each number format")
-    optimizer.add_argument("--parameters", type=int, default=50_000_000, help="in all (default: 5e7)")
-    optimizer.add_argument("--rounds", type=int, default=15, help="steps of each form (default: 15)")
-    optimizer.add_argument("--threads", type=int, default=2, help="on a CPU (default: 2)")
+    optimizer.add_argument(
+        "--parameters", type=whole_number(1), default=50_000_000, help="in all (default: 5e7)"
+    )
+    optimizer.add_argument(
+        "--rounds", type=whole_number(1), default=15, help="steps of each form (default: 15)"
+    )
+    optimizer.add_argument("--threads", type=whole_number(1), default=2, help="on a CPU (default: 2)")
     kernels = commands.add_parser("kernels", help="each fused operation, forward and backward")
-    kernels.add_argument("--rounds", type=int, default=10, help="calls of each form (default: 10)")
-    kernels.add_argument("--threads", type=int, default=2, help="on a CPU (default: 2)")
+    kernels.add_argument(
+        "--rounds", type=whole_number(1), default=10, help="calls of each form (default: 10)"
+    )
+    kernels.add_argument("--threads", type=whole_number(1), default=2, help="on a CPU (default: 2)")
     kernels.add_argument("--compile", action="store_true", help="time torch.compile of torch's form too")
     kernels.add_argument(
         "--output", type=Path, default=Path("runs/kernels"), help="folder of the CSV and PNGs"
     )
     head = commands.add_parser("head", help="output layer with loss, at once and in chunks")
-    head.add_argument("--tokens", type=int, default=2048, help="in one pass (default: 2048)")
-    head.add_argument("--hidden", type=int, default=1024, help="hidden size (default: 1024)")
-    head.add_argument("--vocabulary", type=int, default=32768, help="its size (default: 32768)")
+    head.add_argument("--tokens", type=whole_number(1), default=2048, help="in one pass (default: 2048)")
+    head.add_argument("--hidden", type=whole_number(1), default=1024, help="hidden size (default: 1024)")
+    head.add_argument("--vocabulary", type=whole_number(1), default=32768, help="its size (default: 32768)")
     head.add_argument("--chunk-mib", type=float, default=64.0, help="logits in a chunk, MiB (default: 64)")
-    head.add_argument("--rounds", type=int, default=5, help="times that each runs (default: 5)")
-    head.add_argument("--threads", type=int, default=2, help="of each (default: 2)")
+    head.add_argument("--rounds", type=whole_number(1), default=5, help="times that each runs (default: 5)")
+    head.add_argument("--threads", type=whole_number(1), default=2, help="of each (default: 2)")
     data = commands.add_parser(
         "data", help="preprocessing, index building, blending, reading; megatron-core's where it is installed"
     )
-    data.add_argument("--rounds", type=int, default=3, help="times that each runs (default: 3)")
-    data.add_argument("--documents", type=int, default=10_000_000, help="of the indices (default: 1e7)")
+    data.add_argument("--rounds", type=whole_number(1), default=3, help="times that each runs (default: 3)")
+    data.add_argument(
+        "--documents", type=whole_number(1), default=10_000_000, help="of the indices (default: 1e7)"
+    )
     data.add_argument("--corpus", type=Path, default=SAMPLE, help="JSON lines (default: the sample corpus)")
     data.add_argument(
         "--parts",
@@ -152,17 +166,28 @@ def _head(flags: argparse.Namespace) -> int:
 
 
 def _data(flags: argparse.Namespace) -> int:
+    from megalite.data.errors import DataError
     from megalite.data.sample_corpus import train_tokenizer
     from tools.benchmarks.data.run import benchmark_data, conditions
 
-    with tempfile.TemporaryDirectory() as folder:
-        model = flags.tokenizer_model
-        if model is None:
-            model = Path(folder) / "tokenizer.json"
-            train_tokenizer(flags.corpus, model, 4096)
-        print(conditions(flags.rounds))
-        show = partial(print, flush=True)
-        benchmark_data(flags.documents, flags.rounds, flags.corpus, model, flags.parts, show)
+    for path in (flags.corpus, flags.tokenizer_model):
+        if path is not None and not path.is_file():
+            print(f"benchmark: error: {path}: no such file", file=sys.stderr)
+            return 1
+    corpus = flags.corpus.resolve()
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            if flags.tokenizer_model is None:
+                model = Path(folder) / "tokenizer.json"
+                train_tokenizer(corpus, model, 4096)
+            else:
+                model = flags.tokenizer_model.resolve()
+            print(conditions(flags.rounds))
+            show = partial(print, flush=True)
+            benchmark_data(flags.documents, flags.rounds, corpus, model, flags.parts, show)
+    except (DataError, OSError, RuntimeError) as error:
+        print(f"benchmark: error: {error}", file=sys.stderr)
+        return 1
     return 0
 
 

@@ -76,13 +76,15 @@ class _Tool:
         return write_shuffled(corpus, self._input, size)
 
     def run(self, engine: str) -> Seconds:
-        """Preprocess the input."""
+        """Preprocess the input. Raises RuntimeError with what the tool said when it fails."""
         command = [sys.executable, str(ROOT / "tools" / "preprocess_data.py"), "--input", str(self._input)]
         command += ["--output-prefix", str(self._output), "--tokenizer-model", str(self._tokenizer_json)]
         command += ["--append-eod", "--workers", str(THREADS), "--engine", engine]
         environment = {**os.environ, "PYTHONPATH": str(ROOT)}
         before, start = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
-        subprocess.run(command, env=environment, check=True, capture_output=True)
+        done = subprocess.run(command, env=environment, check=False, capture_output=True, text=True)
+        if done.returncode != 0:
+            raise RuntimeError(f"{' '.join(command)}: {done.stderr}")
         after, wall = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter() - start
         return Seconds(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime, wall)
 
