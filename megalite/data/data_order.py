@@ -75,8 +75,8 @@ def order_samples(
     if changes:
         return _from_the_beginning(builder, key, name, blend, samples)
     share = saved.key.share
-    last = saved.stretches[-1]
-    if _is_still(builder, share, last, blend):
+    last = _still(builder, share, saved.stretches[-1], blend)
+    if last is not None:
         if len(saved.stretches) == 1 and _is_one_round(builder, share, last, samples):
             return _from_the_beginning(builder, saved.key, name, blend, samples, saved.earlier)
         return _go_on(builder, name, saved, last, saved.stretches[:-1], samples, ())
@@ -101,11 +101,15 @@ def _from_the_beginning(
     return DataOrder(source, OrderRecord(key, samples, 0, (stretch,), (), earlier), lines)
 
 
-def _is_still(builder: SourceBuilder, share: Share, last: Stretch, blend: Blend) -> bool:
-    """Whether the last stretch has the blend that is asked for, over the same data."""
-    if not (last.has_blend(blend) or last.has_blend(without_repeats(blend))):
-        return False
-    return all(builder.identity(place.prefix, share) == place.identity for place in last.datasets)
+def _still(builder: SourceBuilder, share: Share, last: Stretch, blend: Blend) -> Stretch | None:
+    """The last stretch, its datasets where they are now, if `blend` asks for it over the same data."""
+    for asked in (blend, without_repeats(blend)):
+        if last.has_blend(asked) and all(
+            builder.identity(prefix, share) == place.identity
+            for place, prefix in zip(last.datasets, asked.prefixes, strict=True)
+        ):
+            return last.moved_to(asked.prefixes)
+    return None
 
 
 def _is_one_round(builder: SourceBuilder, share: Share, only: Stretch, samples: int) -> bool:

@@ -52,7 +52,8 @@ class _Display:
         if not line or now - self._last < self._line_seconds:
             return False
         self._last = now
-        left = "" if total is None or done == first else _time((total - done) * self.seconds / (done - first))
+        rest = 0 if total is None else max(total - done, 0)  # the last line of a share ends behind it
+        left = "" if total is None or done == first else _time(rest * self.seconds / (done - first))
         print(text + left, file=sys.stderr, flush=True)
         return True
 

@@ -65,6 +65,7 @@ class ProcessReader:
         # A signal to the whole group asks the run to stop, and it ends its workers itself.
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
         try:
+            _check_sockets(workers)
             try:
                 self._items = _Items(loader)
             finally:
@@ -172,6 +173,17 @@ class _Items(_MultiProcessingDataLoaderIter):
     def __del__(self) -> None:
         with contextlib.suppress(ValueError):  # they were never told to torch, or have read all
             _remove_worker_pids(id(self))
+
+
+def _check_sockets(workers: int) -> None:
+    """Each worker hands over shared memory by one. Raises DataError where there can be none."""
+    try:
+        multiprocessing.connection.Listener().close()
+    except OSError as error:
+        raise DataError(
+            f"--num-workers {workers}: cannot be started: no socket can be made in the folder of temporary "
+            f"files ({error}); set TMPDIR to one with a short path and room"
+        ) from None
 
 
 def _why(error: OSError | RuntimeError) -> str:

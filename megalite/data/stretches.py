@@ -15,9 +15,10 @@ stretches can be shown as they were.
 
 from __future__ import annotations
 
+import hashlib
 import math
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple
 
@@ -57,9 +58,21 @@ class Stretch:
     """With their places at the beginning."""
 
     def has_blend(self, blend: Blend) -> bool:
-        """Whether `blend` asks for what this stretch is, by the names of the datasets."""
-        names = [normal(place.prefix) for place in self.datasets]
-        return self.weights == blend.weights and names == [normal(prefix) for prefix in blend.prefixes]
+        """Whether `blend` asks for what this stretch is, by the last names of the datasets: their folders may
+        be others, on each node and after each move.
+        """
+        names = [last_name(place.prefix) for place in self.datasets]
+        return self.weights == blend.weights and names == [last_name(prefix) for prefix in blend.prefixes]
+
+    def identity(self) -> str:
+        """Hash of what decides the samples: the same on every rank, whatever their folders are."""
+        names = [last_name(place.prefix) for place in self.datasets]
+        return hashlib.sha256(repr(self.moved_to(names)).encode("utf-8", "surrogatepass")).hexdigest()
+
+    def moved_to(self, prefixes: Sequence[str]) -> Stretch:
+        """The same with its datasets under `prefixes`."""
+        places = zip(self.datasets, prefixes, strict=True)
+        return replace(self, datasets=tuple(replace(place, prefix=prefix) for place, prefix in places))
 
 
 @dataclass(frozen=True)

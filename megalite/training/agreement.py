@@ -21,15 +21,17 @@ from megalite.training.launcher import Place
 if TYPE_CHECKING:
     from torch.distributed import Store
 
-# Of these paths each rank may have one of its own; all other settings are the same everywhere.
-OWN_PATHS = (
+# Of these each rank may have one of its own; all other settings are the same everywhere.
+OWN = (
     "data_cache_path",  # what is there is a function of the data
     "tokenizer_model",  # the content of these three is compared when the datasets are open
     "vocab_file",
     "merge_file",
     "metrics_file",  # these two are written by the last rank only
     "tensorboard_dir",
+    "num_workers",  # nodes may have other numbers of cores
 )
+GIVEN = ("exit_duration_in_mins",)  # on all ranks or on none: the first to come to its end stops all
 # Of datasets the folder may be another, as of copies on each node: what they hold is compared when they are
 # open, but not the weights and the order.
 BLENDS = ("data_path", "train_data_path", "valid_data_path", "test_data_path")
@@ -46,8 +48,9 @@ def settings_to_compare(config: Config) -> dict[str, str]:
     texts = {
         name: _text(value)
         for name, value in to_dict(config).items()
-        if name not in (*OWN_PATHS, *BLENDS, *CONTENTS)
+        if name not in (*OWN, *GIVEN, *BLENDS, *CONTENTS)
     }
+    texts |= {name: "given" for name in GIVEN if to_dict(config)[name] is not None}
     data, schedule = config.data, config.parallel.pipeline_schedule_csv
     if not data.mock_data:
         texts |= {name: _blend_text(getattr(data, name)) for name in BLENDS}

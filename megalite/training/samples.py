@@ -89,6 +89,9 @@ def _open_datasets(config: Config, order: Mapping[str, Any] | None) -> tuple[Spl
     places = [place for each in datasets for place in each.samples.places(0)]
     found = [_Found(place.identity, f"{place.prefix}: holds other documents") for place in places]
     files = "--tokenizer-model" if config.data.tokenizer_model is not None else "--vocab-file, --merge-file"
+    if splits.train is not None and splits.train.order is not None:
+        last = splits.train.order.before.stretches[-1]
+        found.append(_Found(last.identity(), "the order of the training samples: is another"))
     return splits, [_Found(text, f"{files}: make another tokenizer"), *found]
 
 

@@ -221,37 +221,79 @@ def test_other_data_under_a_name_begins_anew_and_moved_data_does_not(tmp_path: P
     assert run.lines[1] == f"{other} is new"
 
 
-def test_data_that_every_job_has_in_a_folder_of_its_own_is_read_on(tmp_path: Path) -> None:
-    """Copies under a new path each time, and at last under the first again."""
+@pytest.mark.parametrize("weights", [("1", "2"), ("", "")])
+def test_data_that_every_job_has_in_a_folder_of_its_own_is_read_on(
+    tmp_path: Path, weights: tuple[str, str]
+) -> None:
+    """Copies under a new path each time, and at last under the first again: as if it had stayed."""
+
+    def blend(folder: Path) -> list[str]:
+        return [
+            each for weight, name in zip(weights, "ab", strict=True) for each in (weight, f"{folder}/{name}")
+        ]
+
     pair(tmp_path)
-    run = Run(tmp_path)
+    stayed, moved = Run(tmp_path), Run(tmp_path)
     for job in (1, 2, 3, 1):
         folder = tmp_path / f"job{job}"
         folder.mkdir(exist_ok=True)
         for file in ("a.bin", "a.idx", "b.bin", "b.idx"):
             shutil.copy(tmp_path / file, folder)
-        run.draw(20, 120, "1", str(folder / "a"), "1", str(folder / "b"))
-    assert run.lines[1:] == tuple(f"{folder / name} goes on at its sample 30" for name in "ab")
-    for low in (0, 1000):
-        assert len(set(run.of(low, low + 1000))) == 40 * SEQ
+        stayed.draw(20, 120, *filter(None, blend(tmp_path)))
+        moved.draw(20, 120, *filter(None, blend(folder)))
+        assert moved.lines == ()
+    assert all(np.array_equal(x, y) for x, y in zip(stayed.tokens, moved.tokens, strict=True))
     for job in (2, 3):
         shutil.rmtree(tmp_path / f"job{job}")
-    here = [str(tmp_path / "job1" / name) for name in "ab"]
-    _, order = run.open(120, "1", here[0], "1", here[1])
-    history = RunHistory(SourceBuilder(SEQ, run.seed, run.cache), order)
+    _, order = moved.open(120, *filter(None, blend(tmp_path / "job1")))
+    history = RunHistory(SourceBuilder(SEQ, moved.seed, moved.cache), order)
     for sample in range(80):
-        moved = [
+        here = [
             piece._replace(prefix=f"{tmp_path}/job1/{Path(piece.prefix).name}")
-            for piece in run.pieces[sample]
+            for piece in moved.pieces[sample]
         ]
-        assert history.pieces(sample) == moved
-    _, order = run.open(120, here[1])
+        assert history.pieces(sample) == here
+
+
+def test_a_step_of_data_that_is_nowhere_now_cannot_be_shown(tmp_path: Path) -> None:
+    a, b = pair(tmp_path)
+    run = Run(tmp_path)
+    run.draw(20, 120, "1", a, "1", b)
+    run.draw(20, 120, b)
+    for suffix in (".bin", ".idx"):
+        Path(a + suffix).unlink()
+    _, order = run.open(120, b)
     history = RunHistory(SourceBuilder(SEQ, run.seed, run.cache), order)
-    message = (
-        r"job2/a: holds other documents than those from which samples 20 to 39 were drawn, or none; where"
-    )
+    assert history.pieces(20) == run.pieces[20]
+    message = r"/a: holds other documents than those from which samples 0 to 19 were drawn, or none; where"
     with pytest.raises(DataError, match=message):
-        history.pieces(20)
+        history.pieces(0)
+
+
+def test_ranks_with_copies_in_other_folders_go_on_alike(tmp_path: Path) -> None:
+    pair(tmp_path)
+    run = Run(tmp_path)
+    for node in ("n0", "n1"):
+        (tmp_path / node).mkdir()
+        for file in ("a.bin", "a.idx", "b.bin", "b.idx"):
+            shutil.copy(tmp_path / file, tmp_path / node)
+
+    def order(node: str, *weights: str) -> DataOrder:
+        blend = (
+            each
+            for weight, name in zip(weights, "ab", strict=True)
+            for each in (weight, f"{tmp_path}/{node}/{name}")
+        )
+        return run.open(120, *blend)[1]
+
+    run.draw(21, 120, "3", f"{tmp_path}/n0/a", "7", f"{tmp_path}/n0/b")
+    for weights in (("3", "7"), ("1", "1")):
+        first, second = (order(node, *weights) for node in ("n0", "n1"))
+        pieces = [[piece._replace(prefix="") for piece in one.source.pieces(60)] for one in (first, second)]
+        assert pieces[0] == pieces[1]
+        identities = [one.before.stretches[-1].identity() for one in (first, second)]
+        assert identities[0] == identities[1]
+    assert order("n0", "3", "7").before.stretches[-1].identity() != identities[0]
 
 
 def test_the_work_of_a_resume_grows_with_the_datasets_not_with_their_square(

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from megalite.data import dataset_files, progress
-from megalite.data.inputs import find_inputs
+from megalite.data.inputs import Part, find_inputs
 from megalite.data.merge import merge
 from megalite.data.preprocess import Progress, preprocess
 from megalite.data.progress import ProgressDisplay, ReadingDisplay
@@ -98,6 +98,17 @@ def test_a_resumed_run_counts_what_it_does_itself(
         "Processed 500 documents (0 docs/s, 0.0 MB/s, 0 tokens/s)",
         f"Processed 600 documents (17 docs/s, {rate:,.1f} MB/s, 167 tokens/s), 0:00:06 left",
     ]
+
+
+def test_the_last_line_of_a_share_ends_behind_it(
+    tmp_path: Path, seconds: list[float], capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = lines(tmp_path / "in.jsonl", ["a" * 1000] * 2)
+    with ProgressDisplay([Part(str(path), "json", 0, 500)], 1) as display:
+        for done in (0, 1020):
+            seconds[0] += 2
+            display.show(Progress(1, 1000, done))
+    assert capsys.readouterr().err.splitlines()[-1].endswith(" tokens/s), 0:00:00 left")
 
 
 def test_a_terminal_has_one_bar_after_the_other(

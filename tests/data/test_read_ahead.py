@@ -6,7 +6,7 @@ import contextlib
 import errno
 import gc
 import itertools
-import multiprocessing
+import multiprocessing.util
 import os
 import pkgutil
 import resource
@@ -313,6 +313,19 @@ def test_processes_of_which_only_some_can_be_started(
     assert not readers()
     assert not failures
     assert signal.getsignal(signal.SIGCHLD) == signal.SIG_DFL
+
+
+def test_a_folder_of_temporary_files_in_which_no_socket_can_be_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    long = tmp_path / ("x" * 100)
+    long.mkdir()
+    monkeypatch.setattr(multiprocessing.util, "get_temp_dir", lambda: str(long))
+    message = (
+        r"^--num-workers 1: cannot be started: no socket .* \(.* path too long\); set TMPDIR to one with"
+    )
+    with pytest.raises(DataError, match=message):
+        StepLoader(mock(100), 1, 1, 0, 1, 0, CPU, workers=1)
 
 
 def test_a_worker_that_gets_too_few_threads(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,7 @@ from megalite import leave
 from megalite.config import Config, ConfigError, ConfigErrors, exit_with_errors, parse
 from megalite.config.settings import SETTINGS
 from megalite.training import refusal
-from megalite.training.agreement import BLENDS, CONTENTS, OWN_PATHS, check_agreement, settings_to_compare
+from megalite.training.agreement import BLENDS, CONTENTS, GIVEN, OWN, check_agreement, settings_to_compare
 from megalite.training.launcher import Place
 from megalite.training.main import _run
 from megalite.training.process_group import process_group
@@ -102,6 +102,7 @@ def test_ranks_that_read_other_settings_are_told_which(nodes: list[str], pool: W
             "--clip-grad: 1.0 on rank 0, but 0.30000000000000004 on rank 1",
         ),
         (["--save {0}", ""], "--save: {0} on rank 0, but not given on rank 1"),
+        (["--exit-duration-in-mins 9", ""], "--exit-duration-in-mins: given on rank 0, but not given on"),
         (
             [
                 PIPELINE + " {0}/table.csv",
@@ -126,7 +127,12 @@ def test_what_nodes_have_copies_of_may_lie_anywhere(nodes: list[str], pool: Work
     copies = "--config {0}/c.yaml --data-args-path {0}/args"
     for given in (flags, copies):
         assert pool.run(2, disagreement, [given.format(node) for node in nodes[:2]]) == [[], []]
-    assert {*OWN_PATHS, *BLENDS, *CONTENTS} <= {*SETTINGS}
+
+
+def test_what_each_node_may_have_of_its_own(pool: WorkerPool) -> None:
+    own = ["--num-workers 1 --exit-duration-in-mins 61", "--exit-duration-in-mins 60"]
+    assert pool.run(2, disagreement, [f"--train-iters 4 --mock-data {each}" for each in own]) == [[], []]
+    assert {*OWN, *GIVEN, *BLENDS, *CONTENTS} <= {*SETTINGS}
 
 
 def test_long_values_are_told_in_short(nodes: list[str], pool: WorkerPool) -> None:

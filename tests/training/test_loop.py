@@ -333,6 +333,31 @@ def test_ranks_that_find_other_data_are_told(tmp_path: Path, pool: WorkerPool) -
     assert [text.split(": ")[1] for text in told] == [told[0].split(": ")[1]] * 4
 
 
+def go_on_from(orders: list[dict[str, object]], prefix: str) -> str:
+    """What a rank says, of an error, that goes on from its own of `orders`."""
+    topology = build_topology(1, 1, torch.device("cpu"))
+    data = f"--split 1,0,0 --train-iters 9 --data-path 1 {prefix}"
+    config = parse([*MODEL.split(), *data.split(), "--eval-iters", "0", "--global-batch-size", "8"], 4)
+    try:
+        open_datasets(config, orders[topology.rank])
+    except TrainingError as error:
+        return str(error)
+    return ""
+
+
+def test_ranks_that_go_on_in_another_order_are_told(tmp_path: Path, pool: WorkerPool) -> None:
+    prefix = write_dataset(tmp_path / "a", [50] * 60, vocab_size=31)
+    data = f"--split 1,0,0 --train-iters 9 --data-path 1 {prefix}"
+    config = parse([*MODEL.split(), *data.split(), "--eval-iters", "0", "--global-batch-size", "8"], 1)
+    order = open_datasets(config, None).train.order
+    same, other = (order.record(samples).to_json() for samples in (24, 32))
+    assert pool.run(4, go_on_from, [same] * 4, prefix) == [""] * 4
+    other["stretches"][0]["datasets"][0]["place"] = 1
+    told = pool.run(4, go_on_from, [same, other, same, same], prefix)
+    message = "the order of the training samples: is another on rank 1 than on rank 0; every node must have"
+    assert [text[: len(message)] for text in told] == [message] * 4
+
+
 def open_with_tokenizer(folders: list[str]) -> str:
     """What a rank says, of an error, whose node has the tokenizer in its own of `folders`."""
     topology = build_topology(1, 1, torch.device("cpu"))
