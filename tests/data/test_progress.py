@@ -105,9 +105,9 @@ def test_the_last_line_of_a_share_ends_behind_it(
 ) -> None:
     path = lines(tmp_path / "in.jsonl", ["a" * 1000] * 2)
     with ProgressDisplay([Part(str(path), "json", 0, 500)], 1) as display:
-        for done in (0, 1020):
+        for documents, done in ((1, 0), (2, 1020)):
             seconds[0] += 2
-            display.show(Progress(1, 1000, done))
+            display.show(Progress(documents, 1000, done))
     assert capsys.readouterr().err.splitlines()[-1].endswith(" tokens/s), 0:00:00 left")
 
 

@@ -349,7 +349,10 @@ def test_ranks_that_go_on_in_another_order_are_told(tmp_path: Path, pool: Worker
     prefix = write_dataset(tmp_path / "a", [50] * 60, vocab_size=31)
     data = f"--split 1,0,0 --train-iters 9 --data-path 1 {prefix}"
     config = parse([*MODEL.split(), *data.split(), "--eval-iters", "0", "--global-batch-size", "8"], 1)
-    order = open_datasets(config, None).train.order
+    train = open_datasets(config, None).train
+    assert train is not None
+    assert train.order is not None
+    order = train.order
     same, other = (order.record(samples).to_json() for samples in (24, 32))
     assert pool.run(4, go_on_from, [same] * 4, prefix) == [""] * 4
     other["stretches"][0]["datasets"][0]["place"] = 1
