@@ -3,3 +3,7 @@
 
 class TrainingError(RuntimeError):
     """A run cannot start or go on; the message says why and what would help."""
+
+
+class NobodyCame(TrainingError):
+    """What a run needs of other ranks has not come; those of this rank do not know of each other."""

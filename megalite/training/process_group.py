@@ -9,6 +9,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from megalite.training.agreement import check_agreement, check_errors
+from megalite.training.errors import NobodyCame, TrainingError
 from megalite.training.launcher import Place
 
 if TYPE_CHECKING:
@@ -22,7 +23,8 @@ def process_group(
     """The default process group while the block lasts; none for a single process.
 
     Raises ConfigErrors on every rank, before there is a group, where one has found errors that this one has
-    not, or where `settings` are not the same on all: see `check_errors`, `check_agreement`.
+    not, or where `settings` are not the same on all: see `check_errors`, `check_agreement`. Raises
+    TrainingError where ranks have not come within `timeout`, NobodyCame where those that came do not meet.
     After an error it is not taken down: that would wait for ranks that may be waiting for this one.
     """
     import torch.distributed as dist
@@ -30,12 +32,20 @@ def process_group(
     if place.world_size == 1:
         yield
         return
-    store = open_store(place, timeout)
-    check_errors(store, place, None)
-    if settings is not None:
-        check_agreement(store, place, settings)
     rank, world_size = place.rank, place.world_size
-    dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=timeout)
+    raised: type[TrainingError] = NobodyCame
+    try:
+        store = open_store(place, timeout)
+        raised = TrainingError  # the first rank is there, and tells it
+        check_errors(store, place, None)
+        if settings is not None:
+            check_agreement(store, place, settings)
+        dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=timeout)
+    except dist.DistError as error:
+        raise raised(
+            f"the {world_size} ranks have not met within {timeout.total_seconds() / 60:g} minutes: "
+            f"{str(error).splitlines()[0]}; look for those that have not started, or have ended"
+        ) from None
     yield
     dist.destroy_process_group()
 

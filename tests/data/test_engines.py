@@ -12,9 +12,12 @@ from typing import cast
 
 import numpy as np
 import pytest
-from tokenizers import AddedToken
+from tokenizers import AddedToken, Regex
 from tokenizers import Tokenizer as Library
-from tokenizers.models import WordLevel
+from tokenizers.models import BPE, WordLevel
+from tokenizers.normalizers import NFC
+from tokenizers.pre_tokenizers import ByteLevel, Sequence, Split
+from tokenizers.trainers import BpeTrainer
 
 from megalite.data.engine_check import compare, hard_texts
 from megalite.data.errors import DataError
@@ -143,3 +146,28 @@ def test_fastokens_is_refused_for_added_tokens_that_it_finds_otherwise(
         return
     with pytest.raises(DataError, match=f"fastokens: the added tokens? {reason}.*; leave --engine out"):
         FastokensEngine(reference)
+
+
+LLAMA_3 = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+
+
+@pytest.mark.parametrize("normalizer", [None, NFC()])
+def test_the_long_s_is_left_to_the_library(normalizer: NFC | None) -> None:
+    """Which takes it for an s where a pattern ignores case, as Llama 3's does."""
+    pytest.importorskip("fastokens")
+    library = Library(BPE())
+    split = [Split(Regex(LLAMA_3), "isolated"), ByteLevel(add_prefix_space=False, use_regex=False)]
+    library.pre_tokenizer = Sequence(split)
+    trainer = BpeTrainer(vocab_size=400, initial_alphabet=ByteLevel.alphabet(), show_progress=False)
+    library.train_from_iterator(["\u017fhall", "\u017fhe"] * 9, trainer)
+    if normalizer is not None:
+        library.normalizer = normalizer
+    reference = HuggingFaceTokenizer(library, "", None, False, False)
+    engine = FastokensEngine(reference)
+    texts = ["it's", "I'\u017fhall", "\u017fhe \u00e9", "I'\u1e9bhall", "\u4e00", ""]
+    assert engine.encode_batch(texts) == reference.encode_batch(texts)
+    assert engine.encode_batch([]) == []
+    assert engine._encode(texts[1:2])[0].tolist() != reference.encode_batch(texts[1:2])[0]

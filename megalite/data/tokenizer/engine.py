@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import importlib
+from abc import abstractmethod
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
+from itertools import groupby
 from types import ModuleType
 
 import numpy as np
@@ -15,7 +17,9 @@ from megalite.data.tokenizer.huggingface import HuggingFaceTokenizer
 
 
 class Engine(Tokenizer):
-    """Encodes as `reference` does; everything else is the reference's own."""
+    """Encodes as `reference` does, which does the texts itself where that is not sure; everything else is the
+    reference's own.
+    """
 
     def __init__(self, reference: HuggingFaceTokenizer) -> None:
         self._reference = reference
@@ -36,6 +40,24 @@ class Engine(Tokenizer):
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         ids, lengths = self.encode_flat(texts)
         return [part.tolist() for part in np.split(ids, np.cumsum(lengths)[:-1])] if texts else []
+
+    def _encode_part(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+        self._reference.check_texts(texts)
+        if all(self._is_sure(text) for text in texts if not text.isascii()):
+            return self._encode(list(texts))
+        parts = [
+            (self._encode if sure else self._reference.encode_flat)(list(group))
+            for sure, group in groupby(texts, key=self._is_sure)
+        ]
+        return np.concatenate([ids for ids, _ in parts]), np.concatenate([lengths for _, lengths in parts])
+
+    @abstractmethod
+    def _is_sure(self, text: str) -> bool:
+        """Whether the engine is known to give the ids of the reference for `text`, as for all of ASCII."""
+
+    @abstractmethod
+    def _encode(self, texts: list[str]) -> tuple[np.ndarray, np.ndarray]:
+        """As `encode_flat`, by the engine."""
 
     def decode(self, ids: Sequence[int]) -> str:
         return self._reference.decode(ids)

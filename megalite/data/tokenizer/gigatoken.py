@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 import threading
 import unicodedata
-from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -48,28 +47,18 @@ class GigatokenEngine(Engine):
         self._encoded, self._renewing = 0, threading.Lock()
         self._unassigned = unassigned()
 
-    def _encode_part(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-        if not self._newer("".join(texts)):
-            return self._encode(texts)
-        parts = [
-            (self._reference.encode_flat if self._newer(text) else self._encode)([text]) for text in texts
-        ]
-        return np.concatenate([ids for ids, _ in parts]), np.concatenate([lengths for _, lengths in parts])
-
-    def _newer(self, text: str) -> bool:
-        """Whether it has characters that Python does not know."""
+    def _is_sure(self, text: str) -> bool:
         if text.isascii():
-            return False
-        return bool(self._unassigned[np.frombuffer(text.encode("utf-32-le"), dtype=np.uint32)].any())
+            return True
+        return not self._unassigned[np.frombuffer(text.encode("utf-32-le"), dtype=np.uint32)].any()
 
-    def _encode(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-        self._reference.check_texts(texts)
+    def _encode(self, texts: list[str]) -> tuple[np.ndarray, np.ndarray]:
         with self._renewing:  # by one of the threads; those that encode keep the engine that they have
             self._encoded += sum(map(len, texts))
             if self._encoded > RENEWED_AFTER:
                 self._engine, self._encoded = self._make(), 0
             engine = self._engine
-        layout = engine.encode_batch(list(texts)).layout
+        layout = engine.encode_batch(texts).layout
         ends = np.asarray(layout.offsets.data)
         ids = np.asarray(layout.content.data)[ends[0] : ends[-1]]
         return ids.astype(np.int32), np.diff(ends).astype(np.int32)
