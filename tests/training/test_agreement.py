@@ -19,6 +19,7 @@ from megalite.config import Config, ConfigError, ConfigErrors, exit_with_errors,
 from megalite.config.settings import SETTINGS
 from megalite.training import refusal
 from megalite.training.agreement import BLENDS, CONTENTS, GIVEN, OWN, check_agreement, settings_to_compare
+from megalite.training.errors import NobodyCame, TrainingError
 from megalite.training.launcher import Place
 from megalite.training.main import _run
 from megalite.training.process_group import process_group
@@ -232,3 +233,23 @@ def test_under_a_torchrun_of_all_ranks_the_first_leaves_at_once(
     with started(free_port(), 0, 2) as said, pytest.raises(SystemExit, match="2"):
         refusal.leave_with_errors(MISSING, Place(0, 0, 2))
     assert said.getvalue().count("--data-path A: no such") == 1
+
+
+def come(place: Place) -> None:
+    with process_group("gloo", place, timedelta(seconds=1)):
+        pass
+
+
+def come_alone(port: int, ranks: int) -> str:
+    """What a rank is told that waits a second for one that never comes."""
+    rank = dist.get_rank()
+    with started(port, rank, ranks), pytest.raises(TrainingError) as raised:
+        come(Place(rank, rank, ranks))
+    return f"{type(raised.value).__name__}: {raised.value}"
+
+
+def test_ranks_that_never_come_are_a_message(pool: WorkerPool) -> None:
+    first, _ = pool.run(2, come_alone, free_port(), 3)
+    assert re.search(r"NobodyCame: the 3 ranks have not met within .* 2/3 clients joined", first), first
+    with started(free_port(), 1, 2), pytest.raises(NobodyCame, match="look for those that have not started"):
+        come(Place(1, 1, 2))
