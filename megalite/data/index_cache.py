@@ -29,6 +29,7 @@ import orjson
 
 from megalite import _C
 from megalite.data.errors import DataError, ShortageError
+from megalite.data.ordinary_memory import spare_arrays
 from megalite.data.temporary_names import left_behind, temporary_name
 
 FORMAT = 2
@@ -209,20 +210,8 @@ def _write(
     _remove(temporary)
     temporary.mkdir()
     try:
-        arrays: list[np.ndarray] = []
-        for spec in specs:
-            path = temporary / f"{spec.name}.npy"
-            if 0 in spec.shape:
-                np.save(path, np.empty(spec.shape, dtype=spec.dtype))
-                arrays.append(np.empty(spec.shape, dtype=spec.dtype))
-            else:
-                arrays.append(np.lib.format.open_memmap(path, mode="w+", dtype=spec.dtype, shape=spec.shape))
-                _reserve(path)
-        build(arrays)
-        for array in arrays:
-            if isinstance(array, np.memmap):
-                array.flush()
-        hashes = {spec.name: _C.content_hash(array) for spec, array in zip(specs, arrays, strict=True)}
+        paths = [temporary / f"{spec.name}.npy" for spec in specs]
+        hashes = _make_files(paths, specs, build)
         (temporary / DESCRIPTION).write_bytes(
             orjson.dumps({**description, "hashes": hashes}, option=orjson.OPT_INDENT_2 | orjson.OPT_SORT_KEYS)
         )
@@ -244,6 +233,35 @@ def _write(
         _remove(temporary)
 
 
+def _make_files(
+    paths: Sequence[Path], specs: Sequence[ArraySpec], build: Callable[[list[np.ndarray]], None]
+) -> dict[str, int]:
+    """Write the arrays that `build` makes, which jumps about in them, and return their hashes.
+
+    They are made in memory of their own and written front to back, where that can be spared: the kernel lets
+    only a part of the memory be filled with what is still to be written, over a network a small one, and
+    beyond it each jump waits for the disk.
+    """
+    _check_room(paths[0].parent, sum(spec.dtype.itemsize * math.prod(spec.shape) for spec in specs))
+    arrays = spare_arrays([(spec.shape, spec.dtype) for spec in specs])
+    if arrays is None:
+        arrays = [_mapped(path, spec) for path, spec in zip(paths, specs, strict=True)]
+    build(arrays)
+    hashes = {}
+    for path, spec in zip(paths, specs, strict=True):
+        array = arrays.pop(0)
+        hashes[spec.name] = _C.content_hash(array)
+        if isinstance(array, np.memmap):
+            array.flush()
+        else:
+            with path.open("wb") as file:
+                file.write(_header(spec))
+                file.write(array.data)
+                file.flush()
+                os.fsync(file.fileno())
+    return hashes
+
+
 def _remove(path: Path) -> None:
     """Whatever is there, as far as it can be removed."""
     with contextlib.suppress(OSError):
@@ -251,16 +269,24 @@ def _remove(path: Path) -> None:
     shutil.rmtree(path, ignore_errors=True)
 
 
-def _reserve(path: Path) -> None:
-    """Take the file's blocks now: on a full disk this is an OSError, where a write into the mapping would
-    be a SIGBUS. Where the disk has too few, none is taken: others would find it full for that while.
+def _mapped(path: Path, spec: ArraySpec) -> np.ndarray:
+    """An array in the file `path`, whose blocks are taken now: on a full disk this is an OSError, where a
+    write into the mapping would be a SIGBUS.
     """
-    with path.open("r+b") as file:
-        size, disk = os.fstat(file.fileno()).st_size, os.fstatvfs(file.fileno())
-        if size > disk.f_bavail * disk.f_frsize:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
-        if hasattr(os, "posix_fallocate"):  # macOS has none, and is left with the look at the disk
-            os.posix_fallocate(file.fileno(), 0, size)
+    if 0 in spec.shape:
+        return np.empty(spec.shape, dtype=spec.dtype)
+    array = np.lib.format.open_memmap(path, mode="w+", dtype=spec.dtype, shape=spec.shape)
+    if hasattr(os, "posix_fallocate"):  # macOS has none, and is left with the look at the disk
+        with path.open("r+b") as file:
+            os.posix_fallocate(file.fileno(), 0, os.fstat(file.fileno()).st_size)
+    return array
+
+
+def _check_room(folder: Path, size: int) -> None:
+    """Raises OSError where the disk has less: none is taken, as others would find it full for that while."""
+    disk = os.statvfs(folder)
+    if size > disk.f_bavail * disk.f_frsize:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(folder))
 
 
 @contextlib.contextmanager

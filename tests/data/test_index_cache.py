@@ -18,13 +18,14 @@ import numpy as np
 import pytest
 
 from megalite import _C
-from megalite.data import index_cache
+from megalite.data import index_cache, ordinary_memory
 from megalite.data.blended_dataset import cached_blend_index
 from megalite.data.build import build_datasets
 from megalite.data.errors import DataError, ShortageError
 from megalite.data.gpt_dataset import GPTDataset
 from megalite.data.index_cache import ArraySpec, cached_arrays, watched
 from megalite.data.indexed_dataset import open_dataset
+from megalite.data.ordinary_memory import Memory, known_memories, spare_arrays
 from megalite.data.sample_plan import build_sample_index, plan_samples
 from tests.data.corpora import Words, data_config, write_dataset
 
@@ -353,6 +354,7 @@ def test_a_system_that_cannot_reserve_room_keeps_the_index(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delattr(os, "posix_fallocate")
+    monkeypatch.setattr(index_cache, "spare_arrays", lambda _: None)
     numbers, _ = cached_arrays(tmp_path, {"a": 1}, SPECS, lambda arrays: arrays[0].fill(1))
     assert numbers.tolist() == [1] * 5
     assert watched([numbers])
@@ -466,11 +468,14 @@ def test_without_locks_threads_do_not_write_into_one_folder(tmp_path: Path) -> N
     assert [path.suffix for path in entries(tmp_path / "cache")] == [""]
 
 
-def test_full_disk_falls_back_to_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("where", ["posix_fallocate", "fsync"])
+def test_full_disk_falls_back_to_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str) -> None:
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(index_cache.os, "posix_fallocate", full)
+    monkeypatch.setattr(index_cache.os, where, full)
+    if where == "posix_fallocate":
+        monkeypatch.setattr(index_cache, "spare_arrays", lambda _: None)
     assert _build_slowly(str(tmp_path / "cache"), str(tmp_path / "log")) == 10
     assert entries(tmp_path / "cache") == []
 
@@ -504,3 +509,81 @@ def test_a_cache_that_is_not_written_is_not_reported_as_built(
         config = data_config(tmp_path / cache, "1", prefix, "2", prefix)
         found = build_datasets(config, Words(1000, 999), 8, 1, (9, 0, 0)).warning
         assert found is told is None or message in str(found)
+
+
+def test_arrays_are_written_front_to_back_where_memory_can_be_spared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel makes each jump in a large file wait for the disk; where memory lacks there is no choice."""
+    mapped = []
+
+    def build(arrays: list[np.ndarray]) -> None:
+        mapped.append([isinstance(array, np.memmap) for array in arrays])
+        arrays[0][:] = np.arange(5)
+
+    files = []
+    monkeypatch.setattr(ordinary_memory, "TAKEN_AT_ONCE", 16)
+    for folder, available in (("plenty", 80), ("little", 20)):
+        memory = Memory(100 << 20, available << 20)
+        monkeypatch.setattr(ordinary_memory, "known_memories", lambda _, memory=memory: [memory])
+        found = cached_arrays(tmp_path / folder, {"a": 1}, SPECS, build)
+        assert [array.tolist() for array in found] == [[0, 1, 2, 3, 4], []]
+        (entry,) = entries(tmp_path / folder)
+        files.append({path.name: path.read_bytes() for path in entry.iterdir() if path.name != "checked"})
+    assert mapped == [[False, False], [True, False]]
+    assert files[0] == files[1]
+    assert np.load(entry / "none.npy").shape == (0, 2)
+
+
+@pytest.mark.parametrize(("available", "others", "given"), [(350, 0, True), (349, 0, False), (350, 1, False)])
+def test_memory_is_taken_while_a_quarter_stays_for_others(
+    monkeypatch: pytest.MonkeyPatch, available: int, others: int, given: bool
+) -> None:
+    """`others` take theirs at the same time."""
+    left = iter([available, available - 64 - others])
+    monkeypatch.setattr(ordinary_memory, "known_memories", lambda _: [Memory(1000 << 20, next(left) << 20)])
+    arrays = spare_arrays([((100 << 20,), np.dtype(np.uint8)), ((0,), np.dtype(np.int64))])
+    assert (arrays is not None) == given
+
+
+GROUPS = {
+    "no limit": ("0::/job\n", {}, []),
+    "a job's": (
+        "0::/job/step\n",
+        {
+            "job/step": {"memory.max": "max", "memory.current": "900"},
+            "job": {
+                "memory.max": "1000",
+                "memory.current": "900",
+                "memory.stat": "file 999\nactive_file 300\ninactive_file 50\n",
+            },
+        },
+        [(1000, 450)],
+    ),
+    "a container's": (
+        "12:memory:/docker/abc\n0::/docker/abc\n",
+        {
+            "memory/docker": {"memory.limit_in_bytes": "9223372036854771712"},
+            "memory": {
+                "memory.limit_in_bytes": "1000",
+                "memory.usage_in_bytes": "600",
+                "memory.stat": "active_file 1\ntotal_active_file 5\ntotal_inactive_file 7\n",
+            },
+        },
+        [(1000, 412)],
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", GROUPS)
+def test_the_memory_of_a_container_is_known(tmp_path: Path, kind: str) -> None:
+    own, files, limits = GROUPS[kind]
+    (tmp_path / "proc/self").mkdir(parents=True)
+    (tmp_path / "proc/self/cgroup").write_text(own)
+    (tmp_path / "proc/meminfo").write_text("MemTotal: 8 kB\nMemFree: 1 kB\nMemAvailable: 3 kB\n")
+    for group, contents in files.items():
+        folder = tmp_path / "sys/fs/cgroup" / group
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, content in contents.items():
+            (folder / name).write_text(content)
+    assert list(known_memories(tmp_path)) == [(8192, 3072), *limits]
