@@ -21,7 +21,14 @@ from megalite.training.memory.plan import plan_memory
 from megalite.training.memory.report import measured_step, plan_lines
 from megalite.training.memory.table import shown
 from megalite.training.metrics import Reporter
-from megalite.training.progress import Progress, load_progress, save_progress, saved_order
+from megalite.training.progress import (
+    Progress,
+    how_to_resume,
+    load_progress,
+    overwriting,
+    save_progress,
+    saved_order,
+)
 from megalite.training.replicas import check_replicas
 from megalite.training.samples import (
     batch_sizes,
@@ -59,6 +66,8 @@ def run(config: Config, topology: Topology) -> None:
             datasets = open_datasets(config, order)
         if datasets.train is not None and datasets.train.order is not None and not config.batch.skip_train:
             lines += datasets.train.order.lines
+        if progress.iteration == 0:
+            lines += overwriting(config, save)
         if datasets.warning is not None:
             lines.append(f"warning: {datasets.warning}")
         for line in [*_description(trainer), *lines]:
@@ -68,11 +77,8 @@ def run(config: Config, topology: Topology) -> None:
         if config.batch.skip_train or is_complete(trainer, progress):
             evaluate_at_the_end(trainer, datasets, progress, reporter)
         if save is not None:
-            also = "" if config.checkpoint.load == save else f" with --load {save}"
             length = "--train-iters" if config.batch.train_iters is not None else "--train-samples"
-            reporter.say(
-                f"to resume this run, give the same command again{also}; to extend it, raise {length}"
-            )
+            reporter.say(f"to resume this run, {how_to_resume(config)}; to extend it, raise {length}")
 
 
 def train(

@@ -66,6 +66,37 @@ class Resumed(NamedTuple):
     """Of the training samples, as saved; None when the checkpoint does not say."""
 
 
+def how_to_resume(config: Config) -> str:
+    """Which command goes on with what this run has saved."""
+    given = config.checkpoint
+    saved_alone = given.no_save_optim
+    without = ["--finetune"] if given.finetune else []
+    without += ["--no-load-optim"] if given.no_load_optim and not saved_alone else []
+    added = ["--no-load-optim"] if saved_alone and not given.no_load_optim else []
+    added += [] if given.load == given.save else [f"--load {given.save}"]
+    changes = [f"without {' and '.join(without)}"] if without else []
+    changes += [f"with {' and '.join(added)}"] if added else []
+    return " ".join(["give the same command again", " and ".join(changes)]).strip()
+
+
+def overwriting(config: Config, directory: str | None) -> list[str]:
+    """A warning for a run that begins where `directory` holds one already. A collective."""
+
+    def read() -> int | None:
+        try:
+            return None if directory is None else latest_iteration(directory)
+        except CheckpointError:  # told when it is loaded
+            return None
+
+    held = on_first_rank(read, None)
+    if not held:
+        return []
+    return [
+        f"warning: {directory} holds a run up to iteration {held}, and this one begins anew and will write "
+        f"over it; to go on with that one, {how_to_resume(config)}"
+    ]
+
+
 def saved_order(config: Config) -> dict[str, Any] | None:
     """The order of the training samples in the checkpoint that `load_progress` will most likely find. A
     collective.

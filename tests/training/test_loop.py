@@ -204,6 +204,54 @@ def test_weights_alone_are_converted_to_the_dtype_of_the_run(tmp_path: Path, fre
         train("--train-iters 2 --bf16 --load", str(tmp_path))
 
 
+@pytest.mark.parametrize(
+    ("flags", "how"),
+    [
+        ("", "give the same command again with --load {0}/tuned"),
+        ("--load {0}/tuned", "give the same command again"),
+        (
+            "--load {0}/before --finetune",
+            "give the same command again without --finetune and with --load {0}/tuned",
+        ),
+        (
+            "--load {0}/before --finetune --no-load-optim",
+            "again without --finetune and --no-load-optim and with",
+        ),
+        (
+            "--load {0}/before --no-load-optim --no-save-optim",
+            "give the same command again with --load {0}/tuned",
+        ),
+        ("--load {0}/tuned --no-save-optim", "give the same command again with --no-load-optim"),
+    ],
+)
+def test_how_to_resume_is_told_by_what_the_next_command_must_have(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], flags: str, how: str
+) -> None:
+    train("--train-iters 1 --save", str(tmp_path / "before"))
+    capsys.readouterr()
+    train(
+        "--train-iters 2 --exit-interval 1 --save", str(tmp_path / "tuned"), *flags.format(tmp_path).split()
+    )
+    out = capsys.readouterr().out
+    line = next(line for line in out.splitlines() if line.startswith("to resume this run, "))
+    assert how.format(tmp_path) in line
+    assert "warning" not in out
+
+
+def test_a_run_that_begins_where_another_was_saved_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train("--train-iters 2 --exit-interval 1 --save", str(tmp_path))
+    capsys.readouterr()
+    begun = f"warning: {tmp_path} holds a run up to iteration 1, and this one begins anew and will write over"
+    flags = "--train-iters 2 --exit-interval 1 --finetune"
+    train(flags, "--save", str(tmp_path), "--load", str(tmp_path))
+    how = "to go on with that one, give the same command again without --finetune"
+    assert f"{begun} it; {how}\n" in capsys.readouterr().out
+    train("--train-iters 2 --save", str(tmp_path), "--load", str(tmp_path))
+    assert "warning" not in capsys.readouterr().out
+
+
 def test_longer_mock_runs_draw_the_samples_they_would_have_drawn(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
