@@ -51,6 +51,8 @@ def test_a_pipeline_table_that_would_deadlock_is_told_before_there_are_groups(tm
     table = tmp_path / "table.csv"
     table.write_text("0F0,0F1,0B0,0B1\n1F1,1B1,1F0,1B0\n")
     flags = [part for name, value in MODEL_FLAGS.items() for part in (f"--{name}", value)]
+    place = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+    place |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
     done = subprocess.run(  # one process of two: it would wait for the other in the first collective
         [
             *(sys.executable, str(SCRIPT), *flags, "--group-query-attention", "--mock-data"),
@@ -58,7 +60,7 @@ def test_a_pipeline_table_that_would_deadlock_is_told_before_there_are_groups(tm
             *("--pipeline-schedule-csv", str(table)),
         ],
         cwd=ROOT,
-        env={**environment(), "RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"},
+        env={**environment(), **place, "TORCHELASTIC_ERROR_FILE": str(tmp_path / "error.json")},
         capture_output=True,
         text=True,
         timeout=LIMIT_SECONDS,
