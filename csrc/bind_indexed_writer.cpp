@@ -22,7 +22,7 @@ namespace {
 
 template <typename T> using Dense = py::array_t<T, py::array::c_style>;
 
-// The first of `ids` that To does not hold is named.
+// Names the first of `ids` that To does not hold; there is one.
 template <typename To, typename From> [[noreturn]] void refuse(const From *ids, const TokenType &type) {
     constexpr int64_t limit = std::numeric_limits<To>::max();
     while (static_cast<int64_t>(*ids) >= 0 && static_cast<int64_t>(*ids) <= limit) ++ids;
@@ -149,11 +149,11 @@ template <typename To> int32_t copy_ids(const int32_t *ids, int64_t count, To *o
 }
 
 template <typename To>
-py::array packed(const Dense<int32_t> &tokens, const Dense<int64_t> &ends, int32_t token, const TokenType &type) {
-    const int64_t count = tokens.size(), insertions = ends.size();
+py::array packed(const Dense<int32_t> &tokens, const Dense<int64_t> &before, int32_t token, const TokenType &type) {
+    const int64_t count = tokens.size(), insertions = before.size();
     Dense<To> out(count + insertions);
     const int32_t *source = tokens.data();
-    const int64_t *places = ends.data();
+    const int64_t *places = before.data();
     To *target = out.mutable_data();
     {
         py::gil_scoped_release release;

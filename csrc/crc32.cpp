@@ -62,7 +62,8 @@ constexpr int64_t remainder(int power) {
 
 // What 16 bytes come to that stand `kBits` bits further on: a multiple of kPolynomial away from them.
 template <int kBits> __attribute__((target("pclmul"))) inline __m128i moved(__m128i value) {
-    const __m128i powers = _mm_set_epi64x(remainder(kBits - 32), remainder(kBits + 32));
+    constexpr int64_t low = remainder(kBits + 32), high = remainder(kBits - 32);
+    const __m128i powers = _mm_set_epi64x(high, low);
     return _mm_xor_si128(_mm_clmulepi64_si128(value, powers, 0x00), _mm_clmulepi64_si128(value, powers, 0x11));
 }
 

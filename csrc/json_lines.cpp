@@ -275,7 +275,7 @@ std::pair<int64_t, int64_t> lines_within(const py::buffer &block, int64_t start,
     return {at - begin, count};
 }
 
-// Where behind the first and behind the last line end of `piece` something else begins; 0 where it has none.
+// How many bytes of `piece` there are up to its first and to its last line end, those included; 0 where it has none.
 std::pair<int64_t, int64_t> line_ends(const py::buffer &piece) {
     const Contents content(piece);
     const uint8_t *begin = content.begin(), *end = content.end();

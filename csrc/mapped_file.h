@@ -36,8 +36,8 @@ class MappedFile {
     // for the end of a page in which the file ends now: that is for `check_size`.
     void check_read() const;
     // Before reading: throws for that, too, when the file has become shorter, and when it was written to and holds other bytes than at
-    // the first time at its beginning, middle or end; a small one is a copy, which stays what it was. One that was replaced by another of its name
-    // is still mapped whole. What was found good is not looked at again for 10 ms: it is a system call for each file.
+    // the first time at its beginning, middle or end; a small one is a copy, which stays what it was. One that was replaced by another
+    // of its name is still mapped whole. What was found good is not looked at again for 10 ms: it is a system call for each file.
     void check_size() const;
     // Whether the file still has its name.
     bool has_name() const;
@@ -55,7 +55,7 @@ class MappedFile {
     uint64_t size_ = 0;
     dev_t device_ = 0;
     ino_t inode_ = 0;
-    mutable std::atomic<uint64_t> mark_{0};   // 0 until something is read: of many files that would take long
+    mutable std::atomic<uint64_t> mark_{0};    // 0 until something is read: of many files that would take long
     mutable std::atomic<int64_t> modified_{0}; // when the mark was found good, in nanoseconds of the file's clock
     MappedRange *range_ = nullptr;
     mutable std::atomic<int64_t> good_until_{0}; // in milliseconds of the steady clock

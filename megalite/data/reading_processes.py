@@ -31,6 +31,7 @@ from megalite.data.shortage import TOO_MANY
 
 SHARED_MEMORY = Path("/dev/shm")
 STOP_SIGNALS = {signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2}
+SHORTAGES = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 NO_THREAD = errno.EAGAIN  # the exit code of a worker that gets none
 
 
@@ -65,8 +66,8 @@ class ProcessReader:
         # A signal to the whole group asks the run to stop, and it ends its workers itself.
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
         try:
-            _check_sockets(workers)
             try:
+                _check_sockets(workers)
                 self._items = _Items(loader)
             finally:
                 # torch would raise the death of a worker wherever this thread is just then; here it is told
@@ -176,10 +177,14 @@ class _Items(_MultiProcessingDataLoaderIter):
 
 
 def _check_sockets(workers: int) -> None:
-    """Each worker hands over shared memory by one. Raises DataError where there can be none."""
+    """Each worker hands over shared memory by one. Raises DataError where the folder of temporary files can
+    have none, OSError where the system lacks something.
+    """
     try:
         multiprocessing.connection.Listener().close()
     except OSError as error:
+        if error.errno in SHORTAGES:
+            raise
         raise DataError(
             f"--num-workers {workers}: cannot be started: no socket can be made in the folder of temporary "
             f"files ({error}); set TMPDIR to one with a short path and room"
@@ -192,7 +197,7 @@ def _why(error: OSError | RuntimeError) -> str:
         return f"{error}: {TOO_MANY}"
     if error.errno == errno.EAGAIN:
         return f"{error.strerror}: {TOO_MANY}"
-    if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):
+    if error.errno in SHORTAGES:
         return str(error.strerror)
     return f"{error.strerror}: they need {SHARED_MEMORY}, with room, and the right to write there"
 

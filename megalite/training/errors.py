@@ -6,4 +6,4 @@ class TrainingError(RuntimeError):
 
 
 class NobodyCame(TrainingError):
-    """What a run needs of other ranks has not come; those of this rank do not know of each other."""
+    """The first rank has not come, or not all others have to it: each of those that wait tells it itself."""

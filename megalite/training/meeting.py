@@ -20,8 +20,8 @@ logger = logging.getLogger(__name__)
 
 
 def meet(after: str, patience: timedelta, advice: str) -> None:
-    """Return when every rank has called this: those that come first look into the store, which has no
-    timeout, and one of them tells now and then for whom it waits. A collective.
+    """Return when every rank has called this: those that come first look into the store again and again, for
+    which there is no timeout, and one of them tells every minute for whom it waits. A collective.
 
     `after`: the work, as in "rank 3 is still at its index arrays". Raises TrainingError on every rank when
     one has not come within `patience`; `advice`: what the user should do then.
@@ -41,9 +41,8 @@ def meet(after: str, patience: timedelta, advice: str) -> None:
             time.sleep(pause)
             pause = min(2 * pause, LOOKS_SECONDS)
             waited = time.monotonic() - began
-            speaks = (
-                place == 1 or waited > patience.total_seconds() + 2 * SPEAKS_SECONDS
-            )  # the first has died
+            # The first to come, and where that has died all others.
+            speaks = place == 1 or waited > patience.total_seconds() + 2 * SPEAKS_SECONDS
             if not speaks or waited - told < min(SPEAKS_SECONDS, patience.total_seconds()):
                 continue
             told = waited

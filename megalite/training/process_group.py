@@ -23,8 +23,8 @@ def process_group(
     """The default process group while the block lasts; none for a single process.
 
     Raises ConfigErrors on every rank, before there is a group, where one has found errors that this one has
-    not, or where `settings` are not the same on all: see `check_errors`, `check_agreement`. Raises
-    TrainingError where ranks have not come within `timeout`, NobodyCame where those that came do not meet.
+    not, or where `settings` are not the same on all: see `check_errors`, `check_agreement`. Raises NobodyCame
+    where not all ranks have come within `timeout`, TrainingError where one that had come does not go on.
     After an error it is not taken down: that would wait for ranks that may be waiting for this one.
     """
     import torch.distributed as dist
@@ -43,8 +43,8 @@ def process_group(
         dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=timeout)
     except dist.DistError as error:
         raise raised(
-            f"the {world_size} ranks have not met within {timeout.total_seconds() / 60:g} minutes: "
-            f"{str(error).splitlines()[0]}; look for those that have not started, or have ended"
+            f"the {world_size} ranks have not met: {str(error).splitlines()[0]}; look for those that have "
+            f"not started within {timeout.total_seconds() / 60:g} minutes, or have ended"
         ) from None
     yield
     dist.destroy_process_group()

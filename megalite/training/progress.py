@@ -69,10 +69,10 @@ class Resumed(NamedTuple):
 def how_to_resume(config: Config) -> str:
     """Which command goes on with what this run has saved."""
     given = config.checkpoint
-    saved_alone = given.no_save_optim
+    weights_alone = given.no_save_optim
     without = ["--finetune"] if given.finetune else []
-    without += ["--no-load-optim"] if given.no_load_optim and not saved_alone else []
-    added = ["--no-load-optim"] if saved_alone and not given.no_load_optim else []
+    without += ["--no-load-optim"] if given.no_load_optim and not weights_alone else []
+    added = ["--no-load-optim"] if weights_alone and not given.no_load_optim else []
     added += [] if given.load == given.save else [f"--load {given.save}"]
     changes = [f"without {' and '.join(without)}"] if without else []
     changes += [f"with {' and '.join(added)}"] if added else []

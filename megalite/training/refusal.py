@@ -20,7 +20,8 @@ TORCHRUN_SECONDS = 5.0  # within which it has ended all ranks of a node after th
 
 
 def leave_with_errors(errors: ConfigErrors, place: Place) -> NoReturn:
-    """Leave with exit code 2, together with all other ranks; the first of them tells what any has found.
+    """Leave with exit code 2, together with all other ranks; the first of them tells its own errors, and
+    where it has none those of the others.
 
     Those without errors learn of it in `check_errors`. A rank that does not meet the first tells its own.
     """

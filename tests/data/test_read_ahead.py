@@ -296,6 +296,12 @@ def fails_here(call: Callable[..., object], number: int, error: Exception) -> Ca
             "No space left: they need /dev/shm, with room",
         ),
         ("os.pipe", 5, OSError(errno.EMFILE, "Too many open files"), "Too many open files$"),
+        (
+            "multiprocessing.connection.Listener",
+            1,
+            OSError(errno.EMFILE, "Too many open files"),
+            "Too many open files$",
+        ),
     ],
 )
 def test_processes_of_which_only_some_can_be_started(
@@ -324,8 +330,10 @@ def test_a_folder_of_temporary_files_in_which_no_socket_can_be_made(
     message = (
         r"^--num-workers 1: cannot be started: no socket .* \(.* path too long\); set TMPDIR to one with"
     )
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, [])
     with pytest.raises(DataError, match=message):
         StepLoader(mock(100), 1, 1, 0, 1, 0, CPU, workers=1)
+    assert signal.pthread_sigmask(signal.SIG_BLOCK, []) == blocked
 
 
 def test_a_worker_that_gets_too_few_threads(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,8 +20,8 @@ LONG_S = "\u017f"
 class FastokensEngine(Engine):
     """Version 0.3.5 gave the ids of tokenizers 0.23 for every text that was tried (docs/data_benchmark.md),
     with two exceptions. It finds some added tokens otherwise: tokenizers with such are refused. And where a
-    pattern ignores case, the library takes the long s for an s (`'s` as in "it's"): text with one goes to the
-    reference.
+    pattern ignores case, the library takes the long s for an s (`'s` as in "it's"): text with one behind an
+    apostrophe goes to the reference.
     """
 
     packages = ("fastokens", "tokenizers")
@@ -36,6 +36,7 @@ class FastokensEngine(Engine):
             )
         with refusing_tokenizer("fastokens"):
             self._engine = library.Tokenizer.from_json_str(known.library.to_str())
+        # A normalizer may put the apostrophe before it.
         self._unsure = f"'{LONG_S}" if known.library.normalizer is None else LONG_S
 
     def _is_sure(self, text: str) -> bool:
