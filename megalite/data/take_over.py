@@ -8,7 +8,7 @@ import os
 import shutil
 from pathlib import Path
 
-from megalite.data.temporary_names import temporary_name
+from megalite.data.temporary_names import left_behind, temporary_name
 
 
 def take_over(path: Path, keep: bool) -> None:
@@ -28,6 +28,9 @@ def take_over(path: Path, keep: bool) -> None:
             return
         except OSError:  # no locks
             pass
+    with contextlib.suppress(OSError):
+        for left in left_behind(path):  # by a kill while it was copied
+            left.unlink()
     if not keep:
         path.unlink()
         return

@@ -44,6 +44,10 @@ def place_of(environment: Mapping[str, str]) -> Place:
         needed = ("RANK", "MASTER_ADDR", "MASTER_PORT")
         rule = f"is missing beside WORLD_SIZE {world_size}"
         errors += [ConfigError(name, None, rule, HOW) for name in needed if name not in given]
+        port = given.get("MASTER_PORT", "1")
+        if not (port.isdecimal() and 1 <= int(port) < 1 << 16):  # Kubernetes sets it for a service "master"
+            right = "a launcher gives one from 1 to 65535"
+            errors.append(ConfigError("MASTER_PORT", port, "not a port", right))
     if errors:
         raise ConfigErrors(errors)
     return Place(rank, local_rank, world_size)

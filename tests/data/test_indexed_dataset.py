@@ -252,6 +252,7 @@ def test_without_locks_the_later_of_two_writers_has_the_files(tmp_path: Path, go
     first = DatasetWriter(prefix, "int32")
     first.add(whole, np.array([len(whole)], dtype=np.int32))
     state = first.flush()
+    (tmp_path / f"out.bin.partial.{os.uname().nodename}.{2**31}.1.partial").touch()  # left by a killed one
     second = DatasetWriter(prefix, "int32", state if goes_on else None)
     first.add(np.zeros(300_000, dtype=np.int32), np.array([300_000], dtype=np.int32))
     with pytest.raises(DataError, match=r"out\.boundaries\.partial: was removed or replaced while it was"):

@@ -40,6 +40,10 @@ HOW = "start with torchrun, which sets it"
             ["MASTER_ADDR: is missing beside WORLD_SIZE 2", "MASTER_PORT: is missing"],
         ),
         (
+            {"RANK": "1", "WORLD_SIZE": "2", **ADDRESS, "MASTER_PORT": "tcp://10.0.0.1:29500"},
+            ["MASTER_PORT tcp://10.0.0.1:29500: not a port; a launcher gives one from 1 to 65535"],
+        ),
+        (
             {"RANK": "2", "WORLD_SIZE": "2", **ADDRESS},
             ["RANK 2: ranks of WORLD_SIZE 2 are 0 to 1; give every process a rank of its own"],
         ),
