@@ -10,9 +10,9 @@ from typing import NamedTuple
 import numpy as np
 
 from megalite import _C
-from megalite.data.batches import Batch, up_to
 from megalite.data.errors import DataError
 from megalite.data.shortage import Room
+from megalite.data.text_batches import TextBatch, up_to
 from megalite.data.tokenizer import Tokenizer
 from megalite.data.tokenizer.base import CHARACTERS_AT_ONCE, check_works, library_errors
 
@@ -33,14 +33,17 @@ class Encoded(NamedTuple):
 
 
 def encode_in_order(
-    batches: Iterator[Batch], encode: Callable[[Batch], list[Encoded]], pool: ThreadPoolExecutor, ahead: int
-) -> Iterator[tuple[Batch, list[Encoded]]]:
+    batches: Iterator[TextBatch],
+    encode: Callable[[TextBatch], list[Encoded]],
+    pool: ThreadPoolExecutor,
+    ahead: int,
+) -> Iterator[tuple[TextBatch, list[Encoded]]]:
     """Batches in their order with their encodings, by key.
 
     While `ahead` wait for a thread nothing more is read, so that caches still hold what is encoded; behind a
     slow one IN_FLIGHT_BYTES of text and what goes with it are held beside one batch.
     """
-    waiting: deque[tuple[Batch, int, Future[list[Encoded]]]] = deque()
+    waiting: deque[tuple[TextBatch, int, Future[list[Encoded]]]] = deque()
     busy: set[Future[list[Encoded]]] = set()
     held = 0
     try:
@@ -66,7 +69,7 @@ def encode_in_order(
 
 
 def encode_batch(
-    batch: Batch, tokenizer: Tokenizer, eod: int | None, dtype: str, skip_errors: bool, room: Room
+    batch: TextBatch, tokenizer: Tokenizer, eod: int | None, dtype: str, skip_errors: bool, room: Room
 ) -> list[Encoded]:
     """`batch` by key. What cannot be encoded raises DataError with its place, or moves to
     `batch.skipped`.
@@ -87,7 +90,7 @@ def encode_batch(
                     raise
 
 
-def _leave_out(batch: Batch, tokenizer: Tokenizer, skip_errors: bool) -> bool:
+def _leave_out(batch: TextBatch, tokenizer: Tokenizer, skip_errors: bool) -> bool:
     """Leave out the documents of `batch` that cannot be encoded by themselves; whether there are any."""
     starts = [np.cumsum([0, *counts]).tolist() for counts in batch.counts]
     good = []

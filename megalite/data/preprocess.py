@@ -2,8 +2,8 @@
 memory.
 
 One thread reads and writes; `workers` threads of the tokenizer's library encode batches between. What is
-in flight is bounded by IN_FLIGHT_BYTES or the largest document, whatever the size of the corpus. A
-slow document holds up the batches behind it only when that bound is reached.
+in flight is bounded by `encoding.IN_FLIGHT_BYTES` or the largest document, whatever the size of the corpus.
+A slow document holds up the batches behind it only when that bound is reached.
 
 Progress is written down every CHECKPOINT_SECONDS, so that the same command continues after a kill, and ends
 in the same bytes.
@@ -22,7 +22,6 @@ from pathlib import Path
 
 import numpy as np
 
-from megalite.data.batches import read_batches
 from megalite.data.dataset_info import DatasetInfo, publish_with_info, read_info
 from megalite.data.encoding import encode_batch, encode_in_order
 from megalite.data.errors import DataError, check_replaceable
@@ -31,6 +30,7 @@ from megalite.data.inputs import Part, corpus_hash
 from megalite.data.resume import Checkpoint, NotContinued, RunState
 from megalite.data.shortage import Room, started_pool
 from megalite.data.skipped import SkippedList
+from megalite.data.text_batches import read_text_batches
 from megalite.data.tokenizer import Tokenizer
 
 CHECKPOINT_SECONDS = 20.0
@@ -121,7 +121,7 @@ def preprocess(
             for key, resume in zip(plan.json_keys, start.written, strict=True)
         ]
         progress.tokens = sum(writer.state.tokens for writer in writers)
-        batches = read_batches(plan.inputs, plan.json_keys, start.place, state, room, plan.skip_errors)
+        batches = read_text_batches(plan.inputs, plan.json_keys, start.place, state, room, plan.skip_errors)
         for batch, encodings in encode_in_order(batches, encode, pool, plan.workers + 2):
             for writer, encoded in zip(writers, encodings, strict=True):
                 writer.add(encoded.tokens, encoded.lengths, encoded.sequences)

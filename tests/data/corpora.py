@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from megalite.config.schema import DataConfig
-from megalite.data import batches
 from megalite.data import preprocess as module
+from megalite.data import text_batches
 from megalite.data.indexed_dataset import DatasetWriter
 from megalite.data.inputs import Part, find_inputs
 from megalite.data.preprocess import PreprocessPlan, preprocess
@@ -81,7 +81,7 @@ def command(tool: str, *args: object, shell: str = "") -> subprocess.CompletedPr
 
 
 def every_batch_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(batches, "BATCH_DOCUMENTS", 2)
+    monkeypatch.setattr(text_batches, "BATCH_DOCUMENTS", 2)
     monkeypatch.setattr(module, "CHECKPOINT_SECONDS", 0.0)
 
 

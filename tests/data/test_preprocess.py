@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 import zstandard
 
-from megalite.data import batches as batches_module
-from megalite.data import encoding
+from megalite.data import encoding, text_batches
 from megalite.data import preprocess as module
 from megalite.data.dataset_info import read_info
 from megalite.data.documents import Lines
@@ -188,7 +187,7 @@ class Waiting(NullTokenizer):
 
 
 def small_batches(monkeypatch: pytest.MonkeyPatch, documents: int = 3) -> None:
-    monkeypatch.setattr(batches_module, "BATCH_DOCUMENTS", documents)
+    monkeypatch.setattr(text_batches, "BATCH_DOCUMENTS", documents)
 
 
 @pytest.mark.parametrize("workers", [1, 2, 5])
@@ -216,7 +215,7 @@ def test_memory_in_flight_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
     release = threading.Event()
     read: list[bytes] = []
-    original = batches_module.parse_strings
+    original = text_batches.parse_strings
 
     def counted(lines: Lines, keys: Sequence[str]) -> list[list[str]] | None:
         read.extend(lines)
@@ -224,7 +223,7 @@ def test_memory_in_flight_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyP
             raise AssertionError("read too far ahead")
         return original(lines, keys)
 
-    monkeypatch.setattr(batches_module, "parse_strings", counted)
+    monkeypatch.setattr(text_batches, "parse_strings", counted)
     path = jsonl(tmp_path / "in.jsonl", [{"text": str(1 + i % 50)} for i in range(500)])
 
     def expect_failure() -> None:

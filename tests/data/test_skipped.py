@@ -12,7 +12,6 @@ import pytest
 
 from megalite.data import records
 from megalite.data import skipped as skipped_module
-from megalite.data.batches import BATCH_DOCUMENTS, read_batches
 from megalite.data.errors import DataError
 from megalite.data.indexed_dataset import open_dataset
 from megalite.data.inputs import find_inputs, take_partition
@@ -20,6 +19,7 @@ from megalite.data.preprocess import PreprocessPlan, preprocess
 from megalite.data.resume import Place, RunState
 from megalite.data.shortage import Room
 from megalite.data.skipped import Skip, SkippedList
+from megalite.data.text_batches import BATCH_DOCUMENTS, read_text_batches
 from megalite.data.tokenizer.byte_level import ByteLevelTokenizer
 from tests.data.corpora import every_batch_is_kept, lines, plan, published, run
 
@@ -28,7 +28,7 @@ def test_skipped_records_fill_a_batch(tmp_path: Path) -> None:
     (tmp_path / "in.jsonl").write_bytes(b"\n" * (3 * BATCH_DOCUMENTS))
     plan = PreprocessPlan(find_inputs([str(tmp_path / "in.jsonl")]), str(tmp_path / "o"), skip_errors=True)
     state = RunState(plan.stem, plan.inputs, {})
-    batches = read_batches(plan.inputs, plan.json_keys, Place(), state, Room(), skip_errors=True)
+    batches = read_text_batches(plan.inputs, plan.json_keys, Place(), state, Room(), skip_errors=True)
     assert [len(batch.skipped) for batch in batches] == [BATCH_DOCUMENTS] * 3
 
 

@@ -162,8 +162,8 @@ def test_a_flag_that_does_not_exist_here_says_what_to_do(capsys: pytest.CaptureF
 
 def start_preprocess(tmp_path: Path, source: str) -> subprocess.Popen[str]:
     code = (
-        "import sys; from megalite.data import batches, preprocess; "
-        "batches.BATCH_DOCUMENTS = 50; preprocess.CHECKPOINT_SECONDS = 0.0; "
+        "import sys; from megalite.data import preprocess, text_batches; "
+        "text_batches.BATCH_DOCUMENTS = 50; preprocess.CHECKPOINT_SECONDS = 0.0; "
         "sys.path.insert(0, sys.argv.pop(1)); import preprocess_data; "
         "sys.exit(preprocess_data.main(sys.argv[1:]))"
     )

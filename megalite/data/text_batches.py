@@ -19,7 +19,7 @@ PARSED_BYTES = 16  # of memory for each byte of a line: orjson 3.11 takes 12, an
 
 
 @dataclass
-class Batch:
+class TextBatch:
     """Consecutive documents of one input."""
 
     part: Part
@@ -41,9 +41,9 @@ class Batch:
         self.skipped.append(Skip(path, line, message, behind))
 
 
-def read_batches(
+def read_text_batches(
     inputs: Sequence[Part], keys: Sequence[str], start: Place, state: RunState, room: Room, skip_errors: bool
-) -> Iterator[Batch]:
+) -> Iterator[TextBatch]:
     """The texts under `keys` in `inputs` from `start` on, in batches that never span two files. Raises
     DataError for a document that cannot be used, unless `skip_errors`, and behind an input that has changed
     since the run began.
@@ -62,14 +62,14 @@ def read_batches(
         state.check_unchanged(number)
 
 
-def _parse(records: Records, part: Part, place: Place, keys: Sequence[str], skip_errors: bool) -> Batch:
+def _parse(records: Records, part: Part, place: Place, keys: Sequence[str], skip_errors: bool) -> TextBatch:
     """The documents of `records`."""
     numbers = range(records.number - len(records.contents) + 1, records.number + 1)
     ones = [1] * len(numbers)
     strings = parse_strings(records.contents, keys) if isinstance(records.contents, Lines) else None
     if strings is not None:
-        return Batch(part, place, records.size, list(numbers), strings, [ones] * len(keys), [])
-    batch = Batch(part, place, records.size, [], [[] for _ in keys], [[] for _ in keys], [])
+        return TextBatch(part, place, records.size, list(numbers), strings, [ones] * len(keys), [])
+    batch = TextBatch(part, place, records.size, [], [[] for _ in keys], [[] for _ in keys], [])
     for number, content in zip(numbers, records.contents, strict=True):
         try:
             document = parse_document(content, part.format, keys)
