@@ -77,7 +77,7 @@ def main() -> int:
     from megalite.generation.decode import generate
     from megalite.generation.model import TIMEOUT, load_model
     from megalite.generation.sampling import Sampling
-    from megalite.training.errors import NobodyCame, TrainingError
+    from megalite.training.errors import RendezvousError, TrainingError
     from megalite.training.process_group import process_group
 
     try:
@@ -87,7 +87,7 @@ def main() -> int:
             model = load_model(flags.load, device, tensor, pipeline, flags.iteration)
             prompts = [list(ids) for ids in model.tokenizer.encode_batch(flags.prompt or ["It was a"])]
             added = generate(model, prompts, flags.max_new_tokens, sampling)
-    except (DeviceError, NobodyCame) as error:  # of this rank alone
+    except (DeviceError, RendezvousError) as error:  # of this rank alone
         last_words(f"error: {error}")
         return 1
     except (TrainingError, CheckpointError, DataError, ValueError) as error:  # the same on every rank

@@ -5,5 +5,5 @@ class TrainingError(RuntimeError):
     """A run cannot start or go on; the message says why and what would help."""
 
 
-class NobodyCame(TrainingError):
+class RendezvousError(TrainingError):
     """The first rank has not come, or not all others have to it: each of those that wait tells it itself."""

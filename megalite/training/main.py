@@ -55,7 +55,7 @@ def _run(config: Config, place: Place) -> int:
     from megalite.model.recompute_budget import within_budget
     from megalite.parallel.topology import build_topology
     from megalite.training.agreement import settings_to_compare
-    from megalite.training.errors import NobodyCame, TrainingError
+    from megalite.training.errors import RendezvousError, TrainingError
     from megalite.training.loop import run
 
     try:
@@ -81,7 +81,7 @@ def _run(config: Config, place: Place) -> int:
             run(chosen, build_topology(tensor, pipeline, device, timeout, replicas))
     except ConfigErrors as errors:
         exit_with_errors(errors, place.rank)
-    except NobodyCame as error:
+    except RendezvousError as error:
         last_words(f"error: rank {place.rank}: {error}")
         return 1
     except (TrainingError, CheckpointError) as error:  # the same on every rank

@@ -9,7 +9,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from megalite.training.agreement import check_agreement, check_errors
-from megalite.training.errors import NobodyCame, TrainingError
+from megalite.training.errors import RendezvousError, TrainingError
 from megalite.training.launcher import Place
 
 if TYPE_CHECKING:
@@ -23,9 +23,9 @@ def process_group(
     """The default process group while the block lasts; none for a single process.
 
     Raises ConfigErrors on every rank, before there is a group, where one has found errors that this one has
-    not, or where `settings` are not the same on all: see `check_errors`, `check_agreement`. Raises NobodyCame
-    where not all ranks have come within `timeout`, TrainingError where one that had come does not go on.
-    After an error it is not taken down: that would wait for ranks that may be waiting for this one.
+    not, or where `settings` are not the same on all: see `check_errors`, `check_agreement`. Raises
+    RendezvousError where not all ranks have come within `timeout`, TrainingError where one that had come does
+    not go on. After an error it is not taken down: that would wait for ranks that may wait for this one.
     """
     import torch.distributed as dist
 
@@ -33,7 +33,7 @@ def process_group(
         yield
         return
     rank, world_size = place.rank, place.world_size
-    raised: type[TrainingError] = NobodyCame
+    raised: type[TrainingError] = RendezvousError
     try:
         store = open_store(place, timeout)
         raised = TrainingError  # the first rank is there, and tells it

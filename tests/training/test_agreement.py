@@ -19,7 +19,7 @@ from megalite.config import Config, ConfigError, ConfigErrors, exit_with_errors,
 from megalite.config.settings import SETTINGS
 from megalite.training import refusal
 from megalite.training.agreement import BLENDS, CONTENTS, GIVEN, OWN, check_agreement, settings_to_compare
-from megalite.training.errors import NobodyCame, TrainingError
+from megalite.training.errors import RendezvousError, TrainingError
 from megalite.training.launcher import Place
 from megalite.training.main import _run
 from megalite.training.process_group import process_group
@@ -250,6 +250,9 @@ def come_alone(port: int, ranks: int) -> str:
 
 def test_ranks_that_never_come_are_a_message(pool: WorkerPool) -> None:
     first, _ = pool.run(2, come_alone, free_port(), 3)
-    assert re.search(r"NobodyCame: the 3 ranks have not met: .* 2/3 clients joined", first), first
-    with started(free_port(), 1, 2), pytest.raises(NobodyCame, match="look for those that have not started"):
+    assert re.search(r"RendezvousError: the 3 ranks have not met: .* 2/3 clients joined", first), first
+    with (
+        started(free_port(), 1, 2),
+        pytest.raises(RendezvousError, match="look for those that have not started"),
+    ):
         come(Place(1, 1, 2))
