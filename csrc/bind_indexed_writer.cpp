@@ -202,7 +202,7 @@ void bind_indexed_writer(py::module_ &module) {
                                })
         .def("flush", &IndexedWriter::flush, py::arg("sync"), py::call_guard<py::gil_scoped_release>())
         .def("complete", &IndexedWriter::complete, py::arg("sync"), py::call_guard<py::gil_scoped_release>())
-        .def("publish", &IndexedWriter::publish, py::call_guard<py::gil_scoped_release>());
+        .def("publish", &IndexedWriter::publish, py::arg("described"), py::call_guard<py::gil_scoped_release>());
 
     module.def("flatten_ids", &flatten_ids, py::arg("lists"));
     module.def("pack_tokens", &pack_tokens, py::arg("tokens"), py::arg("before"), py::arg("token"), py::arg("dtype"),

@@ -205,13 +205,14 @@ void IndexedWriter::complete(bool sync) {
     complete_ = true;
 }
 
-void IndexedWriter::publish() {
+void IndexedWriter::publish(bool described) {
     if (!complete_) fail(prefix_, ": published before it is complete");
     bin_.close();
     idx_.close();
     std::remove((prefix_ + ".idx").c_str()); // or a kill in between would leave an earlier index beside the new tokens
-    for (const char *name : {".bin", ".idx"}) // the .idx last: without it there is no dataset
-        if (std::rename(partial(prefix_ + name).c_str(), (prefix_ + name).c_str()) != 0)
+    for (const char *name : {".bin", ".json", ".idx"}) // the .idx last: without it there is no dataset
+        if ((described || std::strcmp(name, ".json") != 0) &&
+            std::rename(partial(prefix_ + name).c_str(), (prefix_ + name).c_str()) != 0)
             fail(prefix_, name, ": cannot be given its final name: ", std::strerror(errno));
     std::remove(boundaries_.path().c_str());
     boundaries_.close(); // it was opened first, so that until here its lock kept others from all three

@@ -78,8 +78,8 @@ class IndexedWriter {
     void flush(bool sync);
     // Completes the .idx, once; with `sync` both files are on the disk then.
     void complete(bool sync);
-    // Gives the complete files their final names.
-    void publish();
+    // Gives the complete files their final names, and `described` their description, which is in PREFIX.json.partial.
+    void publish(bool described);
 
     static std::string partial(const std::string &path) { return path + ".partial"; }
 

@@ -117,8 +117,7 @@ def publish_with_info(datasets: Sequence[tuple[DatasetWriter, DatasetInfo]]) -> 
             file.flush()
             os.fsync(file.fileno())
     for writer, _ in datasets:
-        writer.publish()
-        Path(f"{writer.prefix}.json.partial").rename(f"{writer.prefix}.json")
+        writer.publish(described=True)
 
 
 def read_info(prefix: str) -> DatasetInfo | None:

@@ -87,8 +87,8 @@ def cached_arrays(
             if files is not None:
                 _note_checked(entry, files)
             return found
-    except OSError as error:
-        reason = error
+    except OSError as error:  # not kept, as its frames hold arrays
+        why, told = str(error), error.strerror or str(error)
     found = _open(entry, specs, check=True)  # of a folder that can only be read
     if found is not None:
         return found
@@ -97,10 +97,10 @@ def cached_arrays(
     except MemoryError:
         size = sum(spec.dtype.itemsize * math.prod(spec.shape) for spec in specs)
         raise DataError(
-            f"{folder}: an index of {size / 1e9:.1f} GB cannot be kept there ({reason}), nor in memory; give "
+            f"{folder}: an index of {size / 1e9:.1f} GB cannot be kept there ({why}), nor in memory; give "
             "--data-cache-path a folder with more room, or ask for fewer samples"
         ) from None
-    tell(folder, reason.strerror or str(reason))
+    tell(folder, told)
     build(arrays)
     return arrays
 

@@ -149,13 +149,13 @@ class DatasetWriter:
         self._writer.complete(self.sync)
         return self.state
 
-    def publish(self) -> None:
+    def publish(self, described: bool = False) -> None:
         """Complete the index and give both files their final names, in place of earlier ones and their
-        description.
+        description; `described`: with PREFIX.json.partial as theirs.
         """
         self.complete()
         Path(f"{self.prefix}.json").unlink(missing_ok=True)
-        self._writer.publish()
+        self._writer.publish(described)
         self._published = True
 
     def __enter__(self) -> DatasetWriter:

@@ -8,6 +8,7 @@ import multiprocessing
 import multiprocessing.connection
 import multiprocessing.context
 import multiprocessing.process
+import multiprocessing.queues
 import multiprocessing.reduction
 import multiprocessing.util
 import os
@@ -33,6 +34,7 @@ SHARED_MEMORY = Path("/dev/shm")
 STOP_SIGNALS = {signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2}
 SHORTAGES = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 NO_THREAD = errno.EAGAIN  # the exit code of a worker that gets none
+NO_DESCRIPTOR = errno.EMFILE
 
 
 class ProcessReader:
@@ -123,6 +125,8 @@ class ProcessReader:
             return None
         if codes[0] == NO_THREAD:
             return f"got no thread: {TOO_MANY}"
+        if codes[0] == NO_DESCRIPTOR:
+            return "got no file descriptor: allow more (ulimit -n)"
         return f"was killed: {signal.strsignal(-codes[0])}" if codes[0] < 0 else f"ended with code {codes[0]}"
 
     def close(self) -> None:
@@ -133,7 +137,9 @@ class ProcessReader:
 
 
 class _Worker(multiprocessing.context.ForkProcess):
-    """Ends at once when the process that made it has died, and with NO_THREAD where it gets none."""
+    """Ends at once when the process that made it has died, and with NO_THREAD or NO_DESCRIPTOR where it gets
+    none.
+    """
 
     def run(self) -> None:
         parent = multiprocessing.parent_process()
@@ -147,6 +153,8 @@ class _Worker(multiprocessing.context.ForkProcess):
             if "start new thread" not in str(error):
                 raise
             os._exit(NO_THREAD)
+        except OSError as error:
+            os._exit(error.errno or 1)
 
 
 def _end_with(parent: multiprocessing.process.BaseProcess) -> None:
@@ -160,10 +168,22 @@ class _Forks(multiprocessing.context.ForkContext):
     def __init__(self) -> None:
         self.workers: list[_Worker] = []
 
+    def Queue(self, maxsize: int = 0) -> _Queue:  # type: ignore[override]  # what it returns is one
+        return _Queue(maxsize, ctx=self.get_context())
+
     # Other contexts have a class there, which is called in the same way.
     def Process(self, *args: Any, **kwargs: Any) -> _Worker:  # type: ignore[override]
         self.workers.append(_Worker(*args, **kwargs))
         return self.workers[-1]
+
+
+class _Queue(multiprocessing.queues.Queue):  # type: ignore[type-arg]  # it takes none when it runs
+    """Ends a worker that cannot hand over what it has read, which would be waited for for ever."""
+
+    @staticmethod
+    def _on_queue_feeder_error(error: Exception, item: object) -> None:
+        code = error.errno if isinstance(error, OSError) else None
+        os._exit(code or 1)
 
 
 class _Items(_MultiProcessingDataLoaderIter):
@@ -210,8 +230,9 @@ def _kill(workers: Sequence[_Worker]) -> None:
     for worker in started:
         worker.join()
         # Of one that was just making shared memory: torch takes its name away as soon as it is mapped.
-        for left in SHARED_MEMORY.glob(f"torch_{worker.pid}_*"):
-            left.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            for left in SHARED_MEMORY.glob(f"torch_{worker.pid}_*"):
+                left.unlink(missing_ok=True)
 
 
 class _StepDataset(TorchDataset[object]):

@@ -6,6 +6,7 @@ import contextlib
 import errno
 import gc
 import itertools
+import multiprocessing.reduction
 import multiprocessing.util
 import os
 import pkgutil
@@ -290,7 +291,7 @@ def fails_here(call: Callable[..., object], number: int, error: Exception) -> Ca
         ("os.fork", 2, BlockingIOError(errno.EAGAIN, "Try again"), "Try again: too many run .*pids.max"),
         ("threading.Thread.start", 1, RuntimeError("can't start"), "can't start: too many run already"),
         (
-            "multiprocessing.context.ForkContext.Queue",
+            "megalite.data.reading_processes._Forks.Queue",
             3,
             OSError(errno.ENOSPC, "No space left"),
             "No space left: they need /dev/shm, with room",
@@ -319,6 +320,24 @@ def test_processes_of_which_only_some_can_be_started(
     assert not readers()
     assert not failures
     assert signal.getsignal(signal.SIGCHLD) == signal.SIG_DFL
+
+
+@pytest.mark.parametrize("number", [1, 2])  # at the start of a worker, and of a step that it hands over
+def test_a_step_that_cannot_be_handed_over_is_not_waited_for(
+    monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    here, calls, dup = os.getpid(), itertools.count(1), multiprocessing.reduction.DupFd
+
+    def limited(descriptor: int) -> object:
+        if os.getpid() != here and next(calls) == number:
+            raise OSError(errno.EMFILE, "Too many open files")
+        return dup(descriptor)
+
+    monkeypatch.setattr(multiprocessing.reduction, "DupFd", limited)
+    loader = StepLoader(mock(100), 1, 1, 0, 1, 0, CPU, workers=1)
+    monkeypatch.undo()
+    with pytest.raises(DataError, match="a process that reads data got no file descriptor: allow more"):
+        next(loader)
 
 
 def test_a_folder_of_temporary_files_in_which_no_socket_can_be_made(
