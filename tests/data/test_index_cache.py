@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import multiprocessing
 import os
@@ -11,6 +12,7 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
@@ -370,6 +372,26 @@ def test_unwritable_cache_falls_back_to_memory(tmp_path: Path) -> None:
     (tmp_path / "cache").write_text("a file where the folder should be")
     dataset = dataset_of(write_dataset(tmp_path / "d", [10] * 20), tmp_path / "cache")
     assert len(dataset) == 24
+
+
+def test_an_index_that_cannot_be_written_in_the_end_is_not_held_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built: list[weakref.ref[np.ndarray]] = []
+
+    def build(arrays: list[np.ndarray]) -> None:
+        assert all(before() is None for before in built)
+        built.append(weakref.ref(arrays[0]))
+
+    def full(descriptor: int) -> None:
+        raise OSError(errno.EDQUOT, "Disk quota exceeded")
+
+    monkeypatch.setattr(os, "fsync", full)
+    reasons: list[str] = []
+    spec = ArraySpec("a", (1000,), np.dtype(np.int64))
+    cached_arrays(tmp_path, {}, [spec], build, lambda folder, reason: reasons.append(reason))
+    assert len(built) == 2
+    assert reasons == ["Disk quota exceeded"]
 
 
 def test_a_build_that_fails_leaves_nothing(tmp_path: Path) -> None:

@@ -208,6 +208,19 @@ def test_nothing_under_a_final_name_before_publishing(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out.bin", "out.idx"]
 
 
+def test_a_description_has_its_name_before_there_is_a_dataset(tmp_path: Path) -> None:
+    """Or a merge could take a share for a dataset that is none."""
+    writer = DatasetWriter(str(tmp_path / "out"), "uint16")
+    writer.add(np.arange(10), np.array([10], dtype=np.int32))
+    writer.complete()
+    (tmp_path / "out.json.partial").write_text("{}")
+    (tmp_path / "out.idx").mkdir()
+    (tmp_path / "out.idx" / "file").touch()
+    with pytest.raises(DataError, match=r"out\.idx: cannot be given its final name"):
+        writer.publish(described=True)
+    assert (tmp_path / "out.json").exists()
+
+
 def test_nothing_is_added_to_a_complete_dataset(tmp_path: Path) -> None:
     writer = DatasetWriter(str(tmp_path / "out"), "uint16")
     writer.add(np.arange(10), np.array([10], dtype=np.int32))
