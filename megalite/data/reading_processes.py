@@ -168,7 +168,7 @@ class _Forks(multiprocessing.context.ForkContext):
     def __init__(self) -> None:
         self.workers: list[_Worker] = []
 
-    def Queue(self, maxsize: int = 0) -> _Queue:  # type: ignore[override]  # what it returns is one
+    def Queue(self, maxsize: int = 0) -> _Queue:
         return _Queue(maxsize, ctx=self.get_context())
 
     # Other contexts have a class there, which is called in the same way.
@@ -177,7 +177,7 @@ class _Forks(multiprocessing.context.ForkContext):
         return self.workers[-1]
 
 
-class _Queue(multiprocessing.queues.Queue):  # type: ignore[type-arg]  # it takes none when it runs
+class _Queue(multiprocessing.queues.Queue):
     """Ends a worker that cannot hand over what it has read, which would be waited for for ever."""
 
     @staticmethod

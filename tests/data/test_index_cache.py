@@ -388,7 +388,7 @@ def test_an_index_that_cannot_be_written_in_the_end_is_not_held_twice(
 
     monkeypatch.setattr(os, "fsync", full)
     reasons: list[str] = []
-    spec = ArraySpec("a", (1000,), np.dtype(np.int64))
+    spec = ArraySpec("a", np.dtype(np.int64), (1000,))
     cached_arrays(tmp_path, {}, [spec], build, lambda folder, reason: reasons.append(reason))
     assert len(built) == 2
     assert reasons == ["Disk quota exceeded"]
