@@ -28,6 +28,7 @@ def save(
     blocks: Iterable[Block],
     state: Mapping[str, Any],
     *,
+    first: bool = False,
     group: dist.ProcessGroup | None = None,
 ) -> Path:
     """Write `directory/iter_<iteration>` and record it as the latest; returns its path.
@@ -35,7 +36,8 @@ def save(
     Every rank of the group calls this with its own blocks, which together must make whole tensors. What
     several ranks hold is written by one of them; where their bits differ, the lowest rank's are saved and a
     warning is logged. `state` is any JSON data, taken from rank 0; `load` gives it back with `"iteration"`
-    added. Returns when everything is on the disk.
+    added. `first`: of a run that began elsewhere or anew, so that what the folder holds is none of its own.
+    Returns when everything is on the disk.
 
     `group` carries the coordination (Python objects): a Gloo group keeps that on the CPU; None is the default
     group, which moves them through GPU memory if it has no CPU backend. Without any group it works alone.
@@ -60,7 +62,8 @@ def save(
             )
 
         def finish() -> Path:
-            write_manifest(temporary, iteration, comes_after(root, iteration), metadata, planner.checksums)
+            earlier = [] if first else comes_after(root, iteration)
+            write_manifest(temporary, iteration, earlier, metadata, planner.checksums)
             return publish(temporary, iteration)
 
         return on_first_rank(finish, group)

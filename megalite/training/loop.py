@@ -23,6 +23,7 @@ from megalite.training.memory.table import shown
 from megalite.training.metrics import Reporter
 from megalite.training.progress import (
     Progress,
+    goes_on_in_its_folder,
     how_to_resume,
     load_progress,
     overwriting,
@@ -109,6 +110,7 @@ def train(
     stop = StopRequest(config, topology, started)
     window = Window(config, topology, peak_flops(topology.device), end)
     drawn = Drawn(datasets.train, progress.consumed_samples, drawn_before)
+    first = not goes_on_in_its_folder(config, progress)
     step = _first_step(trainer, reporter)
     with open_loader(
         trainer, datasets.train, progress.consumed_samples, sizes, config.data.num_workers
@@ -130,7 +132,8 @@ def train(
                     progress = validate(trainer, datasets, progress, reporter)
             if _saves_after(iteration, config):
                 with window.paused(progress) as progress:
-                    reporter.say(save_progress(trainer, progress, drawn))
+                    reporter.say(save_progress(trainer, progress, drawn, first))
+                first = False
             if reason := stop.asked(iteration):
                 reporter.say(f"stopping after iteration {iteration}: {reason}")
                 break
@@ -138,7 +141,7 @@ def train(
     for line in drawn_lines(drawn.after(progress.consumed_samples)):
         reporter.say(line)
     if config.checkpoint.save is not None and not _saves_after(progress.iteration, config):
-        reporter.say(save_progress(trainer, progress, drawn))
+        reporter.say(save_progress(trainer, progress, drawn, first))
     return progress
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple
 
@@ -35,8 +36,11 @@ class Progress:
         return replace(self, iteration=self.iteration + 1, consumed_samples=self.consumed_samples + samples)
 
 
-def save_progress(trainer: Trainer, progress: Progress, drawn: Drawn) -> str:
-    """Write a checkpoint below `--save` and return a line about it. A collective."""
+def save_progress(trainer: Trainer, progress: Progress, drawn: Drawn, first: bool) -> str:
+    """Write a checkpoint below `--save` and return a line about it. A collective.
+
+    `first`: as `save` has it.
+    """
     config = trainer.config
     directory = config.checkpoint.save
     if directory is None:
@@ -50,7 +54,7 @@ def save_progress(trainer: Trainer, progress: Progress, drawn: Drawn) -> str:
     with_optimizer = not config.checkpoint.no_save_optim
     if with_optimizer:
         state["optimizer"] = trainer.optimizer.scalars()
-    path = save(directory, progress.iteration, trainer.blocks(with_optimizer), state)
+    path = save(directory, progress.iteration, trainer.blocks(with_optimizer), state, first=first)
     return f"saved checkpoint of iteration {progress.iteration} to {path}"
 
 
@@ -64,6 +68,14 @@ class Resumed(NamedTuple):
     """Training samples by dataset until then; None when the checkpoint does not say."""
     order: dict[str, Any] | None
     """Of the training samples, as saved; None when the checkpoint does not say."""
+
+
+def goes_on_in_its_folder(config: Config, progress: Progress) -> bool:
+    """Whether the run that has come to `progress` when it was loaded is the one that `--save` holds."""
+    load_from, save_to = config.checkpoint.load, config.checkpoint.save
+    if progress.iteration == 0 or load_from is None or save_to is None:
+        return False
+    return os.path.realpath(load_from) == os.path.realpath(save_to)
 
 
 def how_to_resume(config: Config) -> str:

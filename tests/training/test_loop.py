@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 from tokenizers.models import WordLevel
 
+from megalite.checkpoint import CheckpointError, complete_iterations
 from megalite.config import parse
 from megalite.data import gpt_dataset
 from megalite.data.errors import DataError
@@ -250,6 +251,20 @@ def test_a_run_that_begins_where_another_was_saved_says_so(
     assert f"{begun} it; {how}\n" in capsys.readouterr().out
     train("--train-iters 2 --save", str(tmp_path), "--load", str(tmp_path))
     assert "warning" not in capsys.readouterr().out
+
+
+def test_what_another_run_left_in_the_folder_is_not_fallen_back_to(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = str(tmp_path)
+    train("--train-iters 2 --save-interval 1 --save", folder)  # another run, as far as iteration 2
+    train("--train-iters 6 --save-interval 3 --exit-interval 3 --seed 7 --save", folder)
+    train("--train-iters 6 --save-interval 2 --exit-interval 4 --seed 7 --save", folder, "--load", folder)
+    assert list(complete_iterations(folder)) == [4, 3]
+    for iteration in (3, 4):
+        (tmp_path / f"iter_{iteration:07d}" / "state.json").write_text("damaged")
+    with pytest.raises(CheckpointError):
+        train("--train-iters 6 --seed 7 --load", folder)
 
 
 def test_longer_mock_runs_draw_the_samples_they_would_have_drawn(
