@@ -29,17 +29,22 @@ def on_every_rank(
     """Call `action` on every rank and return each its own result; what fails on one fails on all.
 
     When `action` raises `expected` on any rank, `raised` is raised on every one, with one message, so that
-    nobody waits for a rank that has given up. `meet` lets ranks wait for each other that may take longer for
+    nobody waits for a rank that has given up. Any other exception stays what it is on its own rank, and is
+    `raised` on the others. `meet` lets ranks wait for each other that may take longer for
     `action` than a collective waits.
     """
     result: T | None = None
     failure: Exception | None = None
     try:
         result = action()
-    except expected as error:
+    except Exception as error:
         failure = error
     meet()
-    messages = gather_objects(None if failure is None else str(failure), group)
+    usual = failure is None or isinstance(failure, expected)
+    text = str(failure) if usual else f"{type(failure).__name__}: {failure}"
+    messages = gather_objects(None if failure is None else text, group)
+    if failure is not None and not usual:
+        raise failure
     failures = {text: rank for rank, text in reversed(list(enumerate(messages))) if text is not None}
     if failures:
         everywhere = len(failures) == 1 and None not in messages
