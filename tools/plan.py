@@ -161,18 +161,19 @@ def _memory(flags: argparse.Namespace, training: Sequence[str]) -> int:
     from megalite.config import ConfigErrors, exit_with_errors
     from megalite.training.preflight import configured
 
-    config = configured([*training, "--mock-data"], flags.world_size, rank=0)
-    import orjson
-
-    from megalite.model.recompute_budget import Measured, within_budget
-    from megalite.training.memory.plan import plan_memory
-    from megalite.training.memory.table import as_json, as_text
-
-    measured = Measured()
     try:
+        config = configured([*training, "--mock-data"], flags.world_size, rank=0)
+        from megalite.model.recompute_budget import Measured, within_budget
+
+        measured = Measured()
         chosen, choice = within_budget(config, measured)
     except ConfigErrors as errors:
         exit_with_errors(errors, rank=0)
+    import orjson
+
+    from megalite.training.memory.plan import plan_memory
+    from megalite.training.memory.table import as_json, as_text
+
     if choice is not None:
         print(choice, file=sys.stderr)
     plan = plan_memory(chosen, flags.world_size, host_is_device=False)
