@@ -109,13 +109,15 @@ def encoded(
     """
     try:
         with library_errors("cannot be encoded"):
-            yield texts, *tokenizer.encode_flat(texts)
+            ids, lengths = tokenizer.encode_flat(texts)
     except DataError:
         middle = len(texts) // 2
         if middle == 0:
             check_works(tokenizer)
         for part in (texts[:middle], texts[middle:]) if middle else ():
             yield from encoded(tokenizer, part)
+    else:
+        yield texts, ids, lengths
 
 
 def hard_texts(tokenizer: Tokenizer) -> list[str]:

@@ -171,8 +171,8 @@ class _Forks(multiprocessing.context.ForkContext):
     def Queue(self, maxsize: int = 0) -> _Queue:
         return _Queue(maxsize, ctx=self.get_context())
 
-    # Other contexts have a class there, which is called in the same way.
-    def Process(self, *args: Any, **kwargs: Any) -> _Worker:  # type: ignore[override]
+    # A class in other contexts, which is called in the same way.
+    def Process(self, *args: Any, **kwargs: Any) -> _Worker:  # type: ignore[override]  # is no class
         self.workers.append(_Worker(*args, **kwargs))
         return self.workers[-1]
 
@@ -182,8 +182,10 @@ class _Queue(multiprocessing.queues.Queue):
 
     @staticmethod
     def _on_queue_feeder_error(error: Exception, item: object) -> None:
-        code = error.errno if isinstance(error, OSError) else None
-        os._exit(code or 1)
+        if isinstance(multiprocessing.current_process(), _Worker):  # not the rank, which asks by such a queue
+            code = error.errno if isinstance(error, OSError) else None
+            os._exit(code or 1)
+        multiprocessing.queues.Queue._on_queue_feeder_error(error, item)  # type: ignore[attr-defined]  # private
 
 
 class _Items(_MultiProcessingDataLoaderIter):

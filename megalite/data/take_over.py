@@ -32,7 +32,7 @@ def take_over(path: Path, keep: bool) -> None:
         for left in left_behind(path):  # by a kill while it was copied
             left.unlink()
     if not keep:
-        path.unlink()
+        path.unlink(missing_ok=True)
         return
     own = temporary_name(path)
     try:

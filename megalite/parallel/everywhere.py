@@ -37,7 +37,7 @@ def on_every_rank(
     failure: Exception | None = None
     try:
         result = action()
-    except Exception as error:
+    except Exception as error:  # whatever it is, the other ranks must hear of it
         failure = error
     meet()
     usual = failure is None or isinstance(failure, expected)

@@ -31,7 +31,7 @@ from megalite.data.build import Dataset, DocumentRules, build_datasets
 from megalite.data.errors import DataError
 from megalite.data.loader import StepLoader
 from megalite.data.mock_dataset import MockDataset
-from megalite.data.reading_processes import SHARED_MEMORY
+from megalite.data.reading_processes import SHARED_MEMORY, _Queue
 from tests.data.corpora import Words, data_config, numbered_dataset
 from tests.data.test_loader import CPU, mock
 
@@ -338,6 +338,11 @@ def test_a_step_that_cannot_be_handed_over_is_not_waited_for(
     monkeypatch.undo()
     with pytest.raises(DataError, match="a process that reads data got no file descriptor: allow more"):
         next(loader)
+
+
+def test_a_rank_that_cannot_ask_for_a_step_is_not_ended() -> None:
+    """Only a worker is; torch makes the queues of both of one class."""
+    _Queue._on_queue_feeder_error(OSError(errno.EPIPE, "Broken pipe"), None)
 
 
 def test_a_folder_of_temporary_files_in_which_no_socket_can_be_made(

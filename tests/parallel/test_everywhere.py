@@ -23,7 +23,7 @@ def fail(errors: list[Exception | None]) -> str:
 
     try:
         return on_every_rank(action, ValueError, TellsAll)
-    except Exception as error:
+    except Exception as error:  # of either type, which is what is looked at
         return f"{type(error).__name__}: {error}"
 
 

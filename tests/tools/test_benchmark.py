@@ -49,3 +49,28 @@ def test_flags_of_training_are_for_training_alone(
         benchmark.main()
     assert left.value.code == 2
     assert "unrecognized arguments: --num-layers 3" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("flags", "code", "message"),
+    [
+        (["--corpus", "nosuch.jsonl"], 1, "benchmark: error: nosuch.jsonl: no such file"),
+        (["--tokenizer-model", "nosuch.json"], 1, "benchmark: error: nosuch.json: no such file"),
+        (["--rounds", "0"], 2, "--rounds: 0: expected a whole number from 1"),
+        (["--documents", "-5"], 2, "--documents: -5: expected a whole number from 1"),
+    ],
+)
+def test_wrong_flags_of_the_data_benchmark_are_messages(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    flags: list[str],
+    code: int,
+    message: str,
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["benchmark.py", "data", *flags])
+    try:
+        left: object = benchmark.main()
+    except SystemExit as leaving:
+        left = leaving.code
+    assert left == code
+    assert message in capsys.readouterr().err
