@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
+
+from megalite.command import run_command
 
 
 def main() -> int:
@@ -99,4 +100,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_command(main, "interrupted")

@@ -25,7 +25,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from megalite.data.command import run_command
+from megalite.command import run_data_command
 
 if TYPE_CHECKING:
     from megalite.config.batch_schedule import BatchSchedule
@@ -355,4 +355,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    run_command(main, "interrupted")
+    run_data_command(main, "interrupted")

@@ -17,7 +17,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from megalite.data.command import run_command
+from megalite.command import run_data_command
 
 PART_OF_DATASET = re.compile(r"(.+)\.(?:bin|idx)(?:\.partial)?", re.DOTALL)
 
@@ -99,4 +99,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    run_command(main, "interrupted; the same command starts anew")
+    run_data_command(main, "interrupted; the same command starts anew")

@@ -26,6 +26,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from megalite.command import run_command
 from megalite.pipeline.checker import check
 from megalite.pipeline.picture import draw_png
 from megalite.pipeline.schedule import MAKERS, Kind, Schedule, make_schedule
@@ -216,4 +217,4 @@ def _bytes(text: str) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_command(main, "interrupted")

@@ -18,7 +18,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from megalite.data.command import run_command
+from megalite.command import run_data_command
 
 SAMPLE = Path(__file__).resolve().parent.parent / "examples" / "data" / "sample.jsonl"
 
@@ -63,4 +63,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    run_command(main, "interrupted; the same command continues")
+    run_data_command(main, "interrupted; the same command continues")

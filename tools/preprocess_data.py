@@ -17,7 +17,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from megalite.data.command import run_command
+from megalite.command import run_data_command
 
 KEPT_BYTES = 64 << 20  # memory that batches leave to the next; new pages cost zeros each time
 NOT_HERE = {
@@ -234,4 +234,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    run_command(main, "interrupted; the same command continues")
+    run_data_command(main, "interrupted; the same command continues")

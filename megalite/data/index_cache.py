@@ -283,9 +283,11 @@ def _mapped(path: Path, spec: ArraySpec) -> np.ndarray:
 
 
 def _check_room(folder: Path, size: int) -> None:
-    """Raises OSError where the disk has less: none is taken, as others would find it full for that while."""
+    """Raises OSError where the disk has less: none is taken, as others would find it full for that while.
+    A file system that knows no number of its blocks, as some of FUSE, is not asked.
+    """
     disk = os.statvfs(folder)
-    if size > disk.f_bavail * disk.f_frsize:
+    if disk.f_blocks and size > disk.f_bavail * disk.f_frsize:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(folder))
 
 

@@ -6,4 +6,4 @@ class TrainingError(RuntimeError):
 
 
 class RendezvousError(TrainingError):
-    """The first rank has not come, or not all others have to it: each of those that wait tells it itself."""
+    """The first rank has not come or is gone, or others have not come to it: all who wait tell it."""

@@ -5,11 +5,13 @@ from __future__ import annotations
 import errno
 import gc
 import os
+import sys
 from collections.abc import Sequence
 from datetime import timedelta
 
 from megalite.config import Config, ConfigErrors, exit_with_errors, kv_replicas
 from megalite.config.rules.apex import check_device
+from megalite.interruption import EXIT_CODE, end_on_interrupt, raise_on_interrupt
 from megalite.leave import last_words, leave
 from megalite.standard_streams import occupy_closed
 from megalite.training.launcher import Place, place_of
@@ -25,9 +27,10 @@ def main(argv: Sequence[str]) -> int:
     """Train as the command line says, as the rank that the launcher's variables say; returns the exit code.
 
     A configuration error, also a pipeline table that would deadlock, leaves with code 2 before torch is even
-    imported; a rank whose allocation fails leaves with OUT_OF_MEMORY.
+    imported; a rank whose allocation fails leaves with OUT_OF_MEMORY, one that gets Ctrl-C with EXIT_CODE.
     """
     occupy_closed()
+    end_on_interrupt("interrupted")
     end_with_torchrun()
     try:
         place = place_of(os.environ)
@@ -57,6 +60,7 @@ def _run(config: Config, place: Place) -> int:
     from megalite.training.agreement import settings_to_compare
     from megalite.training.errors import RendezvousError, TrainingError
     from megalite.training.loop import run
+    from megalite.training.progress import after_interrupt
 
     try:
         device = local_device(place.local_rank)
@@ -74,6 +78,7 @@ def _run(config: Config, place: Place) -> int:
     timeout = timedelta(minutes=config.parallel.distributed_timeout_minutes)
     parallel = config.parallel
     try:
+        raise_on_interrupt()  # what the run has measured is still written
         backend = backend_for(device, parallel.distributed_backend)
         with process_group(backend, place, timeout, settings_to_compare(config)):
             tensor, pipeline = parallel.tensor_model_parallel_size, parallel.pipeline_model_parallel_size
@@ -86,6 +91,10 @@ def _run(config: Config, place: Place) -> int:
         return 1
     except (TrainingError, CheckpointError) as error:  # the same on every rank
         leave(f"error: {error}", place.rank, code=1)
+    except KeyboardInterrupt:  # torchrun sends it to every rank
+        if place.rank == 0:
+            print(after_interrupt(config), file=sys.stderr, flush=True)
+        return EXIT_CODE
     except DataError as error:  # in the samples of this rank; the others wait for it until torchrun ends them
         last_words(f"error: rank {place.rank}: {error}")
         return 1

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
 from megalite.listing import listing
-from megalite.training.errors import TrainingError
+from megalite.training.errors import RendezvousError, TrainingError
 
 SPEAKS_SECONDS = 60.0  # of waiting, and again after as many
 LOOKS_SECONDS = 1.0  # at the most between two looks
@@ -24,7 +24,8 @@ def meet(after: str, patience: timedelta, advice: str) -> None:
     which there is no timeout, and one of them tells every minute for whom it waits. A collective.
 
     `after`: the work, as in "rank 3 is still at its index arrays". Raises TrainingError on every rank when
-    one has not come within `patience`; `advice`: what the user should do then.
+    one has not come within `patience`; `advice`: what the user should do then. Raises RendezvousError where
+    the first rank, which would tell it, is gone.
     """
     if not dist.is_initialized():
         return
@@ -57,7 +58,7 @@ def meet(after: str, patience: timedelta, advice: str) -> None:
                 logger.warning("%s", text)
         found = store.get(outcome).decode()
     except dist.DistNetworkError as error:
-        raise TrainingError(f"the run has ended while this rank was at {after}, or waited there") from error
+        raise RendezvousError(f"the run has ended while this rank was at {after}, or waited there") from error
     if found != ALL_CAME:
         raise TrainingError(found)
 

@@ -91,6 +91,20 @@ def how_to_resume(config: Config) -> str:
     return " ".join(["give the same command again", " and ".join(changes)]).strip()
 
 
+def after_interrupt(config: Config) -> str:
+    """What is told of a run that was interrupted. Not collective."""
+    save = None if config.batch.skip_train else config.checkpoint.save
+    if save is None:
+        return "interrupted"
+    try:
+        saved = latest_iteration(save)
+    except CheckpointError:  # told when it is loaded
+        saved = None
+    if saved is None:
+        return f"interrupted; nothing was saved in {save} yet"
+    return f"interrupted; to go on from iteration {saved}, {how_to_resume(config)}"
+
+
 def overwriting(config: Config, directory: str | None) -> list[str]:
     """A warning for a run that begins where `directory` holds one already. A collective."""
 

@@ -16,8 +16,8 @@ from matplotlib.figure import Figure
 from tokenizers import Regex, Tokenizer, pre_tokenizers
 from tokenizers.models import BPE
 
+from megalite.command import _Lasting, _text
 from megalite.data.build import build_datasets
-from megalite.data.command import _Lasting, _text
 from megalite.data.errors import DataError
 from megalite.data.indexed_dataset import open_dataset
 from megalite.data.inputs import find_inputs

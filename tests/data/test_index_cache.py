@@ -352,6 +352,19 @@ def test_a_disk_that_is_too_small_is_not_filled(tmp_path: Path, monkeypatch: pyt
         cached_arrays(tmp_path, {"a": 1}, specs, lambda _: None)
 
 
+@pytest.mark.parametrize(("blocks", "kept"), [(0, True), (1, False)])
+def test_a_file_system_that_knows_no_blocks_keeps_the_index(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, blocks: int, kept: bool
+) -> None:
+    """As some of FUSE."""
+    found = list(os.statvfs(tmp_path))
+    found[2:5] = [blocks, 0, 0]
+    with monkeypatch.context() as file_system:
+        file_system.setattr(os, "statvfs", lambda _: os.statvfs_result(found))
+        cached_arrays(tmp_path, {}, SPECS, lambda _: None, lambda *_: None)
+    assert bool(entries(tmp_path)) == kept
+
+
 def test_a_system_that_cannot_reserve_room_keeps_the_index(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

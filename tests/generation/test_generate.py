@@ -174,3 +174,16 @@ def test_the_command_refuses_processes_that_the_layout_does_not_use(tmp_path: Pa
     assert done.returncode == 1
     assert "TP 2 x PP 1 must be the number of processes, 1" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_what_reads_the_text_may_have_gone(tmp_path_factory: pytest.TempPathFactory) -> None:
+    words = [str(ROOT / "tools" / "generate.py"), "--load", trained("gpt2", tmp_path_factory), "--prompt", "5"]
+    done = subprocess.run(
+        ["sh", "-c", '"$@" | true', "sh", sys.executable, *words],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert done.stderr == ""

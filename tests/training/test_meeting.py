@@ -17,7 +17,7 @@ from torch.distributed import distributed_c10d
 from megalite.config import Config, parse
 from megalite.parallel.topology import build_topology
 from megalite.training import meeting, samples
-from megalite.training.errors import TrainingError
+from megalite.training.errors import RendezvousError, TrainingError
 from megalite.training.meeting import meet
 from tests.pool import WorkerPool
 
@@ -94,3 +94,20 @@ def test_a_rank_that_does_not_come_ends_all_with_one_message(pool: WorkerPool, l
     assert re.fullmatch(rf"rank {late} is still at work; {waited}: advice", message)
     told = [line for _, said in results for line in said if line == message]
     assert len(told) == (late == 0), "the error is told by rank 0, which may be the one that is waited for"
+
+
+def test_where_the_store_has_gone_each_rank_tells_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first rank, which held it, cannot."""
+    held = [dist.TCPStore("localhost", 0, 2, is_master=True, wait_for_workers=False)]
+    store = dist.TCPStore("localhost", held[0].port, 2, is_master=False, wait_for_workers=False)
+
+    def first_rank_dies(_: float) -> None:
+        held.clear()
+
+    monkeypatch.setattr(dist, "is_initialized", lambda: True)
+    monkeypatch.setattr(dist, "get_rank", lambda: 1)
+    monkeypatch.setattr(dist, "get_world_size", lambda: 2)
+    monkeypatch.setattr(distributed_c10d, "_get_default_store", lambda: store)
+    monkeypatch.setattr(time, "sleep", first_rank_dies)
+    with pytest.raises(RendezvousError, match="the run has ended while this rank was at work"):
+        meet("work", timedelta(minutes=1), "advice")

@@ -1,4 +1,4 @@
-"""How a data tool runs as a command: nothing that its output meets ends the work."""
+"""How a tool runs as a command: nothing that its output meets ends the work."""
 
 from __future__ import annotations
 
@@ -10,11 +10,22 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn, TextIO
 
-from megalite.data.interruption import end_on_interrupt
+from megalite.interruption import end_on_interrupt, show_cursor_on_terminate
 from megalite.standard_streams import occupy_closed
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
+
+
+def run_data_command(main: Callable[[], int], interrupted: str) -> NoReturn:
+    """`run_command` for a tool that shows a progress bar and multiplies no matrices.
+
+    To be called before numpy is imported: its OpenBLAS sends itself a SIGINT when it gets no threads, so it
+    is told to want none.
+    """
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    show_cursor_on_terminate()
+    run_command(main, interrupted)
 
 
 def run_command(main: Callable[[], int], interrupted: str) -> NoReturn:
@@ -22,7 +33,6 @@ def run_command(main: Callable[[], int], interrupted: str) -> NoReturn:
     said after Ctrl-C.
 
     A pipe whose reader has gone, as `head` does, takes the rest; what the encoding lacks is replaced.
-    To be called before numpy is imported, see `end_on_interrupt`.
     """
     occupy_closed()
     name = Path(sys.argv[0]).stem

@@ -1,0 +1,45 @@
+"""Ctrl-C ends a run with one line that says how to go on."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from megalite.interruption import EXIT_CODE
+from tests.end_to_end.launch import environment
+from tests.training.test_loop import MODEL
+
+RUN = "import sys; from megalite.training.main import main; sys.exit(main(sys.argv[1:]))"
+
+
+@pytest.mark.parametrize(
+    ("save", "until", "said"),
+    [
+        ("--save {0} --save-interval 2", "saved checkpoint of iteration 2", "give the same command again"),
+        ("--save {0} --save-interval 1000000", "iteration        2/", "interrupted; nothing was saved in"),
+        ("", "iteration        2/", "interrupted\n"),
+    ],
+)
+def test_ctrl_c(tmp_path: Path, save: str, until: str, said: str) -> None:
+    flags = f"{MODEL} --mock-data --global-batch-size 2 --train-iters 1000000 {save.format(tmp_path)}".split()
+    with subprocess.Popen(
+        [sys.executable, "-c", RUN, *flags],
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as run:
+        assert run.stdout is not None
+        try:
+            assert any(until in line for line in run.stdout)
+            run.send_signal(signal.SIGINT)
+            error = run.communicate(timeout=60)[1]
+        finally:
+            run.kill()
+    assert run.returncode == EXIT_CODE
+    assert said in error
+    assert len(error.splitlines()) == 1
