@@ -177,7 +177,8 @@ def test_the_command_refuses_processes_that_the_layout_does_not_use(tmp_path: Pa
 
 
 def test_what_reads_the_text_may_have_gone(tmp_path_factory: pytest.TempPathFactory) -> None:
-    words = [str(ROOT / "tools" / "generate.py"), "--load", trained("gpt2", tmp_path_factory), "--prompt", "5"]
+    folder = trained("gpt2", tmp_path_factory)
+    words = [str(ROOT / "tools" / "generate.py"), "--load", folder, "--prompt", "5"]
     done = subprocess.run(
         ["sh", "-c", '"$@" | true', "sh", sys.executable, *words],
         env=environment(),
