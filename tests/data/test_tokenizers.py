@@ -395,6 +395,18 @@ def test_a_tiktoken_vocabulary_that_is_cut_is_another(
     assert len({identity(size) for size in (356, 357, 358)}) == 3
 
 
+def test_a_text_that_is_too_long_for_the_pattern_of_tiktoken(tmp_path: Path) -> None:
+    pytest.importorskip("tiktoken")
+    entries = [{"rank": byte, "token_bytes": b64encode(bytes([byte])).decode()} for byte in range(256)]
+    (tmp_path / "vocab.json").write_text(json.dumps(entries))
+    for allow in (False, True):
+        tokenizer = make(
+            "TikTokenizer", 1256, tokenizer_model=str(tmp_path / "vocab.json"), allow_special_tokens=allow
+        )
+        with pytest.raises(DataError, match="a run of spaces or of letters is too long for tiktoken"):
+            tokenizer.encode_flat([" " * 8_000_000])
+
+
 def test_versions_of_what_encodes(trained: Path) -> None:
     assert make(tokenizer_model=str(trained)).versions == [f"tokenizers {version('tokenizers')}"]
     assert make("NullTokenizer", 9).versions == []

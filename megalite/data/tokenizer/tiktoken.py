@@ -106,9 +106,16 @@ class TikTokenizer(Tokenizer):
         return self._special[self.eod_token]
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        if self.spells_special_tokens:
-            return [self._library.encode(text, allowed_special="all") for text in texts]
-        return [self._library.encode_ordinary(text) for text in texts]
+        try:
+            if self.spells_special_tokens:
+                return [self._library.encode(text, allowed_special="all") for text in texts]
+            return [self._library.encode_ordinary(text) for text in texts]
+        except BaseException as error:  # the library panics, which is no Exception
+            if "StackOverflow" not in str(error):
+                raise
+            raise DataError(
+                "a run of spaces or of letters is too long for tiktoken, by megabytes; shorten it"
+            ) from None
 
     def decode(self, ids: Sequence[int]) -> str:
         return self._library.decode(list(ids))
