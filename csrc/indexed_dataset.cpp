@@ -5,6 +5,7 @@
 
 #include "content_hash.h"
 #include "data_error.h"
+#include "threads.h"
 
 namespace {
 
@@ -99,9 +100,7 @@ void IndexedDataset::check_arrays() const {
     const auto expected = [&](int64_t i) {
         return i == 0 ? 0 : offset(i - 1) + static_cast<uint64_t>(length(i - 1)) * unit;
     };
-    int64_t bad = sequences_;
-#pragma omp parallel for schedule(static) reduction(min : bad) if (sequences_ > kBlock)
-    for (int64_t block = 0; block < (sequences_ + kBlock - 1) / kBlock; ++block) {
+    const int64_t bad = least_of((sequences_ + kBlock - 1) / kBlock, sequences_, [&](int64_t block) {
         const int64_t first = block * kBlock, last = std::min(sequences_, first + kBlock);
         uint64_t start = expected(first);
         bool good = true;
@@ -110,31 +109,25 @@ void IndexedDataset::check_arrays() const {
             start = offset(i) + static_cast<uint64_t>(length(i)) * unit;
         }
         for (int64_t i = first; !good && i < last; ++i)
-            if (length(i) < 0 || offset(i) != expected(i)) {
-                bad = std::min(bad, i);
-                break;
-            }
-    }
+            if (length(i) < 0 || offset(i) != expected(i)) return i;
+        return sequences_;
+    });
     if (bad < sequences_) throw DataError(describe_bad_entry(bad));
     const uint64_t end = sequences_ == 0 ? 0 : offset(sequences_ - 1) + static_cast<uint64_t>(length(sequences_ - 1)) * unit;
     if (end != bin_->size())
         fail(bin_->path(), ": expected ", end, " bytes (", end / unit, " tokens of ", type_->name, " in the ", sequences_,
              " sequences of the .idx), found ", bin_->size(), " bytes");
 
-    int64_t bad_boundary = documents_ + 1;
-#pragma omp parallel for schedule(static) reduction(min : bad_boundary) if (documents_ > kBlock)
-    for (int64_t block = 0; block <= documents_ / kBlock; ++block) {
+    const int64_t bad_boundary = least_of(documents_ / kBlock + 1, documents_ + 1, [&](int64_t block) {
         const int64_t first = block * kBlock, last = std::min(documents_ + 1, first + kBlock);
         int64_t previous = first == 0 ? 0 : load<int64_t>(boundaries_ + 8 * (first - 1));
         for (int64_t i = first; i < last; ++i) {
             const int64_t boundary = load<int64_t>(boundaries_ + 8 * i);
-            if (boundary < previous || boundary > sequences_ || (i == 0 && boundary != 0)) {
-                bad_boundary = std::min(bad_boundary, i);
-                break;
-            }
+            if (boundary < previous || boundary > sequences_ || (i == 0 && boundary != 0)) return i;
             previous = boundary;
         }
-    }
+        return documents_ + 1;
+    });
     if (bad_boundary <= documents_)
         fail(idx_->path(), ": document boundary ", bad_boundary, ": expected ",
              bad_boundary == 0 ? "0" : "a number from its predecessor to the number of sequences", " (",

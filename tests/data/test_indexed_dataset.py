@@ -9,6 +9,8 @@ import itertools
 import math
 import os
 import struct
+import subprocess
+import sys
 import threading
 import zlib
 from collections.abc import Callable
@@ -91,6 +93,42 @@ def test_damaged_index(prefix: Path, offset: int, data: bytes, message: str) -> 
     with pytest.raises(DataError, match=message) as error:
         open_dataset(str(prefix))
     assert str(prefix) in str(error.value)
+
+
+MANY = (2 << 20) + 3  # sequences, of which threads check 2^20 at a time
+OPENED_AGAIN = """
+import os, sys
+from megalite.data.indexed_dataset import open_dataset
+
+assert open_dataset(sys.argv[1]).sequences == int(sys.argv[2])
+child = os.fork()
+if child == 0:
+    os._exit(open_dataset(sys.argv[1]).sequences != int(sys.argv[2]))
+print(os.waitpid(child, 0)[1])
+"""
+
+
+def test_a_large_index_is_checked_on_threads_also_behind_a_fork(tmp_path: Path) -> None:
+    prefix = write_dataset(tmp_path / "many", [1] * MANY)
+    done = subprocess.run(
+        [sys.executable, "-c", OPENED_AGAIN, prefix, str(MANY)],
+        env={**os.environ, "OMP_NUM_THREADS": "2"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert done.stdout == "0\n"
+    lengths, boundaries = 34, 34 + 12 * MANY
+    index = np.memmap(f"{prefix}.idx", np.uint8, "r+")
+    for first, found in ((lengths, "sequence"), (boundaries, "document boundary")):
+        size = 4 if first == lengths else 8
+        for number in (MANY - 1, (1 << 20) + 5, 7):  # the first that is wrong is told
+            index[first + size * number + size - 1] = 0xFF
+            index.flush()
+            with pytest.raises(DataError, match=rf"many\.idx: {found} {number}: expected"):
+                open_dataset(prefix)
+        index[first : first + size * MANY].view(f"<i{size}")[:] = 1 if size == 4 else range(MANY)
 
 
 @pytest.mark.parametrize("size", [0, 10, 33, 34, 80, 121])
