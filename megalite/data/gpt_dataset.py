@@ -66,7 +66,13 @@ class GPTDataset:
 
     def pieces(self, sample: int) -> list[Piece]:
         """Where the tokens of `sample` come from."""
-        return [Piece(self.prefix, *piece) for piece in self.reader.pieces(sample)]
+        return [self._piece(*piece) for piece in self.reader.pieces(sample)]
+
+    def _piece(self, sequence: int, offset: int, tokens: int) -> Piece:
+        dataset = self.dataset
+        document = int(np.searchsorted(dataset.boundaries, sequence, side="right")) - 1
+        before = dataset.tokens_between(int(dataset.boundaries[document]), sequence)
+        return Piece(self.prefix, document, before + offset, tokens)
 
     def consumed(self, samples: int) -> dict[str, int]:
         """How many of the first `samples` came from each dataset."""

@@ -73,14 +73,13 @@ def plan_samples(
     tokens = dataset.tokens_between(first, last)
     if tokens == 0 and requested:
         raise DataError(
-            f"{dataset.prefix}: documents [{first}, {last}) of its {dataset.sequences} hold no tokens, but "
-            f"{requested} samples "
-            f"of {seq_length} tokens are wanted from them; give this split a larger share (--split) or more "
-            f"data"
+            f"{dataset.prefix}: sequences [{first}, {last}) of its {dataset.sequences} hold no tokens, but "
+            f"{requested} samples of {seq_length} tokens are wanted from them; give this split a larger "
+            "share (--split) or more data"
         )
     if last > np.iinfo(np.int32).max:
         raise DataError(
-            f"{dataset.prefix}: {last} documents; the index numbers them with 31 bits, so split the dataset"
+            f"{dataset.prefix}: {last} sequences; the index numbers them with 31 bits, so split the dataset"
         )
     if not 0 <= seed < 1 << 32:
         raise DataError(f"--seed {seed}: expected 0 to {(1 << 32) - 1}, the range of the shuffle's generator")

@@ -14,6 +14,7 @@ from megalite.config.blend import parse_blend, read_data_args
 from megalite.config.schema import DataConfig
 from megalite.data.build import Splits, build_datasets
 from megalite.data.errors import DataError
+from megalite.data.indexed_dataset import DatasetWriter
 from megalite.data.inputs import find_inputs
 from megalite.data.merge import merge
 from megalite.data.tokenizer.byte_level import ByteLevelTokenizer
@@ -150,6 +151,15 @@ def test_pieces_name_documents(tmp_path: Path) -> None:
             for offset in range(piece.offset, piece.offset + piece.tokens)
         ]
         assert tokens == out[k].tolist()
+
+
+def test_pieces_lie_in_documents_of_several_sequences(tmp_path: Path) -> None:
+    with DatasetWriter(str(tmp_path / "d"), "int32", sync=False) as writer:
+        writer.add(np.arange(12), np.full(3, 4, dtype=np.int32), np.array([0, 2, 1]))
+    train, *_ = build(data_config(tmp_path / "c", str(tmp_path / "d")), (1, 0, 0), seq_length=11)
+    assert train is not None
+    places = [(piece.document, piece.offset, piece.tokens) for piece in train.samples.pieces(0)]
+    assert sorted(places) == [(1, 0, 4), (1, 4, 4), (2, 0, 4)]
 
 
 def test_mock_data(tmp_path: Path) -> None:

@@ -227,7 +227,7 @@ def test_splits() -> None:
 
 def test_documents_without_tokens(tmp_path: Path) -> None:
     dataset = open_dataset(write_dataset(tmp_path / "d", [0, 0, 5]))
-    with pytest.raises(DataError, match=r"documents \[0, 2\) of its 3 hold no tokens, but 4 samples"):
+    with pytest.raises(DataError, match=r"sequences \[0, 2\) of its 3 hold no tokens, but 4 samples"):
         plan_samples(dataset, (0, 2), 8, 0, 4)
     assert plan_samples(dataset, (0, 2), 8, 0, None).samples == 0
     assert plan_samples(dataset, (2, 3), 8, 0, 4).epochs == 7

@@ -61,10 +61,10 @@ def _through_the_dataset(prefix: str, source: GPTDataset, rounds: int) -> list[R
         for first in range(0, count, BATCH):
             for row, sample in zip(out.reshape(BATCH, -1), range(first, first + BATCH), strict=True):
                 place = 0
-                for piece in source.pieces(sample):
-                    start = offsets[piece.document] + piece.offset
-                    row[place : place + piece.tokens] = stream[start : start + piece.tokens]
-                    place += piece.tokens
+                for sequence, offset, tokens in source.reader.pieces(sample):
+                    start = offsets[sequence] + offset
+                    row[place : place + tokens] = stream[start : start + tokens]
+                    place += tokens
 
     stream, offsets = source.dataset.stream(), np.array(source.dataset.offsets) // 2
     times = least(3 * rounds, read(PLAIN), read(BOUNDED), memmap)  # each is short
