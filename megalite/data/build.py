@@ -141,11 +141,11 @@ def build_datasets(
     check_tokenizers(builder, [source for source in sources if source is not None], tokenizer, rules)
     for name, source, count in zip(SPLIT_NAMES, sources, sample_counts, strict=True):
         if source is not None and len(source) < count:
+            fewer = "--train-iters or --train-samples" if name == "train" else "--eval-iters"
             raise DataError(
                 f"{name} split: {count} samples are wanted, but datasets without weights are read once, "
-                f"which gives "
-                f"{len(source)}; give each a weight (1 A 1 B), so that they repeat, or ask for "
-                f"fewer"
+                f"which gives {len(source)}; lower {fewer}, or give each dataset a weight (1 A 1 B), so that "
+                "they repeat"
             )
     orders = (order, None, None)
     train, valid, test = (

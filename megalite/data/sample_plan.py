@@ -74,8 +74,8 @@ def plan_samples(
     if tokens == 0 and requested:
         raise DataError(
             f"{dataset.prefix}: sequences [{first}, {last}) of its {dataset.sequences} hold no tokens, but "
-            f"{requested} samples of {seq_length} tokens are wanted from them; give this split a larger "
-            "share (--split) or more data"
+            f"{requested} samples of {seq_length} tokens are wanted from them: bring more data, give their "
+            "split a larger share (--split), or want nothing of validation and test (--eval-iters 0)"
         )
     if last > np.iinfo(np.int32).max:
         raise DataError(

@@ -78,8 +78,14 @@ def run(config: Config, topology: Topology) -> None:
         if config.batch.skip_train or is_complete(trainer, progress):
             evaluate_at_the_end(trainer, datasets, progress, reporter)
         if save is not None:
-            length = "--train-iters" if config.batch.train_iters is not None else "--train-samples"
-            reporter.say(f"to resume this run, {how_to_resume(config)}; to extend it, raise {length}")
+            reporter.say(
+                f"to resume this run, {how_to_resume(config)}; to extend it, raise {_length(config)}"
+            )
+
+
+def _length(config: Config) -> str:
+    """The flag that says how long the run is."""
+    return "--train-iters" if config.batch.train_iters is not None else "--train-samples"
 
 
 def train(
@@ -99,8 +105,8 @@ def train(
     end = end_of_run(config, progress, sizes)
     if progress.iteration >= end.iteration:
         reporter.say(
-            f"already trained for {progress.iteration} of {end.iteration} iterations; a larger --train-iters "
-            "goes on"
+            f"already trained for {progress.iteration} of {end.iteration} iterations; a larger "
+            f"{_length(config)} goes on"
         )
         return progress
     if datasets.train is None:

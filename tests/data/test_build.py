@@ -45,6 +45,12 @@ def test_split_without_documents(tmp_path: Path) -> None:
     assert build(config, (10, 0, 0)).valid is None
 
 
+def test_a_blend_without_weights_that_does_not_last_for_the_validation(tmp_path: Path) -> None:
+    prefixes = [write_dataset(tmp_path / name, [9] * 20) for name in "ab"]
+    with pytest.raises(DataError, match=r"valid split: 99 samples .* gives \d+; lower --eval-iters, or"):
+        build(data_config(tmp_path / "c", *prefixes, split="50,50,0"), (0, 99, 0))
+
+
 def test_dataset_smaller_than_a_sample_repeats(tmp_path: Path) -> None:
     train, *_ = build(
         data_config(tmp_path / "c", write_dataset(tmp_path / "d", [3])), (4, 0, 0), seq_length=16
@@ -89,7 +95,7 @@ def test_blend_without_weights_goes_by_size(tmp_path: Path) -> None:
     assert train is not None
     assert train.samples.consumed(14) == {a: 11, b: 3, c: 0}
     for config in (data_config(tmp_path / "cache", a, b, c), DataConfig(train_data_path=(a, b, c))):
-        with pytest.raises(DataError, match=r"15 samples .* gives 14; give each a weight") as told:
+        with pytest.raises(DataError, match=r"15 samples .* gives 14; lower --train-iters") as told:
             build(config, (15, 0, 0))
         assert "--data-path" not in str(told.value)  # which may not be the flag that gives them
 

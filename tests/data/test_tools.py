@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import os
 import platform
+import shutil
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 from pathlib import Path
@@ -64,6 +66,34 @@ def test_a_slurm_task_does_the_share_of_its_number(sample: Path, tmp_path: Path)
         )
         assert (found.returncode == 0, told in found.stderr) == (not told, True), found.stderr
     assert [path.name for path in tmp_path.glob("*.idx")] == ["p_part00001of00003_text_document.idx"]
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["2", "{0}/in.jsonl", "{0}/p", "{0}", "--json-keys", "raw_text", "--on-error", "skip"], ""),
+        (["2", "{0}/in.jsonl", "{0}/more.jsonl", "{0}/p", "{0}"], "put the pattern of the inputs in quotes"),
+        (["2", "{0}/in.jsonl", "{0}/p"], "is missing: give the number of shares, the inputs, the output"),
+        (["merge", "{0}/p", "raw_text", "--key"], "merge takes a prefix and a key, but also got: --key"),
+    ],
+)
+def test_what_else_is_given_to_the_slurm_script(
+    sample: Path, tmp_path: Path, words: Sequence[str], told: str
+) -> None:
+    shutil.copy(sample / "tokenizer.json", tmp_path)
+    (tmp_path / "in.jsonl").write_text('{"text": "a", "raw_text": "b"}\n{"raw_text": 1}\n')
+    script = str(TOOLS.parent / "examples" / "data" / "preprocess_slurm.sh")
+    slurm = {"SLURM_SUBMIT_DIR": str(TOOLS.parent), "SLURM_ARRAY_TASK_ID": "0", "SLURM_CPUS_PER_TASK": "1"}
+    found = subprocess.run(
+        ["bash", script, *(word.format(tmp_path) for word in words)],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, **slurm, "PYTHON": sys.executable},
+    )
+    assert (found.returncode == 0, told in found.stderr) == (not told, True), found.stderr
+    made = [] if told else ["p_part00000of00002_raw_text_document.idx"]
+    assert [path.name for path in tmp_path.glob("*.idx")] == made
 
 
 def test_slurm_merges_the_shares_of_the_key_that_is_given(tmp_path: Path) -> None:

@@ -239,6 +239,16 @@ def test_how_to_resume_is_told_by_what_the_next_command_must_have(
     assert "warning" not in out
 
 
+def test_a_run_that_is_complete_names_the_flag_that_extends_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for _ in range(2):
+        train("--train-samples 4 --save", str(tmp_path), "--load", str(tmp_path))
+    out = capsys.readouterr().out
+    assert "already trained for 1 of 1 iterations; a larger --train-samples goes on" in out
+    assert "to extend it, raise --train-samples" in out
+
+
 def test_a_run_that_begins_where_another_was_saved_says_so(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

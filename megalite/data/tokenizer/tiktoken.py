@@ -142,6 +142,8 @@ def _by_size(ranks: int) -> tuple[str, dict[str, int]]:
 def _json_ranks(content: bytes, size: int, first: int) -> tuple[dict[bytes, int], int]:
     """The `size` first tokens, with ids from `first` on, and how many the file has."""
     entries = orjson.loads(content)
+    if not isinstance(entries, list):
+        raise ValueError("expected a JSON list of tokens; of a Mistral model use the tokenizer.json")
     if size < 1:
         raise ValueError(f"--vocab-size {size + first}: no more than --tiktoken-num-special-tokens {first}")
     if len(entries) < size:
