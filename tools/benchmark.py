@@ -168,6 +168,7 @@ def _head(flags: argparse.Namespace) -> int:
 def _data(flags: argparse.Namespace) -> int:
     from megalite.data.errors import DataError
     from megalite.data.sample_corpus import train_tokenizer
+    from tools.benchmarks.data.corpora import check_texts
     from tools.benchmarks.data.run import benchmark_data, conditions
 
     for path in (flags.corpus, flags.tokenizer_model):
@@ -176,6 +177,8 @@ def _data(flags: argparse.Namespace) -> int:
             return 1
     corpus = flags.corpus.resolve()
     try:
+        if "preprocessing" in flags.parts:
+            check_texts(flags.corpus)
         with tempfile.TemporaryDirectory() as folder:
             if flags.tokenizer_model is None:
                 model = Path(folder) / "tokenizer.json"

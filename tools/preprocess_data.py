@@ -173,7 +173,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = arguments(argv)
     if args.workers is not None:
         os.environ["RAYON_NUM_THREADS"] = str(args.workers)  # read when a library in Rust starts
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
     os.environ.setdefault("FASTOKENS_BPE_THREADS", "1")  # a batch; as many batches as workers at a time
     from megalite import _C
     from megalite.data.errors import DataError

@@ -192,9 +192,7 @@ def test_tiktoken_json_vocabulary(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"the tokens b'\\x03' and b' the' have one id, 13$"):
         make("TikTokenizer", **fields)
     (tmp_path / "tekken.json").write_text(json.dumps({"config": {}, "vocab": entries, "special_tokens": []}))
-    with pytest.raises(
-        DataError, match="expected a JSON list of tokens; of a Mistral model use"
-    ):
+    with pytest.raises(DataError, match="expected a JSON list of tokens; of a Mistral model use"):
         make("TikTokenizer", **{**fields, "tokenizer_model": str(tmp_path / "tekken.json")})
     (tmp_path / "ranks.tiktoken").write_text("dGg= 0\n")
     message = r"^[^:]*ranks\.tiktoken: cannot be read as a tiktoken vocabulary: 1 ranks; the known"

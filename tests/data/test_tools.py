@@ -40,6 +40,32 @@ def test_partitions_merge_to_the_bytes_of_one_run(tmp_path: Path, partitions: in
     assert tool("inspect_data")([merged, "--verify"]) == 0
 
 
+FORKED = """
+import os, sys
+from tools.preprocess_data import main
+
+main([*sys.argv[2:], "--output-prefix", sys.argv[1] + "/before"])
+child = os.fork()
+if child == 0:
+    os._exit(main([*sys.argv[2:], "--output-prefix", sys.argv[1] + "/behind"]))
+sys.exit(os.waitpid(child, 0)[1])
+"""
+
+
+def test_the_library_encodes_also_behind_a_fork(sample: Path, tmp_path: Path) -> None:
+    """Where a script uses the tool for one corpus after another."""
+    flags = ["--input", str(sample / "corpus.jsonl"), "--tokenizer-model", str(sample), "--workers", "2"]
+    subprocess.run(
+        [sys.executable, "-c", FORKED, str(tmp_path), *flags, "--engine", "library"],
+        cwd=TOOLS.parent,
+        capture_output=True,
+        timeout=120,
+        check=True,
+    )
+    before, behind = ((tmp_path / f"{name}_text_document.bin").read_bytes() for name in ("before", "behind"))
+    assert before == behind
+
+
 def test_a_slurm_task_does_the_share_of_its_number(sample: Path, tmp_path: Path) -> None:
     script = str(TOOLS.parent / "examples" / "data" / "preprocess_slurm.sh")
     job = ["bash", script, "3", str(sample / "corpus.jsonl"), str(tmp_path / "p"), str(sample)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -74,3 +75,13 @@ def test_wrong_flags_of_the_data_benchmark_are_messages(
         left = leaving.code
     assert left == code
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("line", ['{"text": ["a", "b"]}', '{"text": "a", "s": NaN}', '["a"]', ""])
+def test_a_corpus_that_not_every_engine_takes_is_a_message(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path, line: str
+) -> None:
+    (tmp_path / "in.jsonl").write_text(f'{{"text": "a"}}\n{line}\n')
+    monkeypatch.setattr(sys, "argv", ["benchmark.py", "data", "--corpus", str(tmp_path / "in.jsonl")])
+    assert benchmark.main() == 1
+    assert f"{tmp_path}/in.jsonl:2: expected a JSON object with a text" in capsys.readouterr().err

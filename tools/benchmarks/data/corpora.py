@@ -6,7 +6,9 @@ import random
 from pathlib import Path
 
 import numpy as np
+import orjson
 
+from megalite.data.errors import DataError
 from megalite.data.indexed_dataset import DatasetWriter
 
 SEQ = 4096
@@ -26,6 +28,18 @@ def write_lengths(prefix: Path, documents: int, mean: int) -> str:
             tokens[ends - 1] = EOD
             writer.add_tokens(tokens)
     return str(prefix)
+
+
+def check_texts(corpus: Path) -> None:
+    """Raises DataError where a line is none that every engine is measured on, an object with one text."""
+    with corpus.open("rb") as file:
+        for number, line in enumerate(file, 1):
+            try:
+                text = orjson.loads(line)["text"]
+            except (orjson.JSONDecodeError, TypeError, KeyError):
+                text = None
+            if not isinstance(text, str):
+                raise DataError(f"{corpus}:{number}: expected a JSON object with a text under the key text")
 
 
 def write_shuffled(source: Path, path: Path, size: int) -> int:
