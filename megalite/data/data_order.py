@@ -125,10 +125,10 @@ def _next_stretch(
 ) -> tuple[Stretch, tuple[str, ...]]:
     """The stretch that begins at `saved` with another blend."""
     blend = without_repeats(blend)
-    before = ReadBefore(saved.read, blend)
+    identities = {prefix: builder.identity(prefix, share) for prefix in blend.prefixes}
+    before = ReadBefore(saved.read, identities)
     places, notes = [], []
-    for prefix in blend.prefixes:
-        identity = builder.identity(prefix, share)
+    for prefix, identity in identities.items():
         found = before.take_up(prefix, identity)
         if found is not None:
             notes.append(f"{prefix} goes on at its sample {found.place:,}")

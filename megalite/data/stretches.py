@@ -190,15 +190,16 @@ def furthest(*places: Iterable[DatasetPlace]) -> tuple[DatasetPlace, ...]:
 class ReadBefore:
     """Where the datasets that a run has read were left, to be asked for those of its next blend."""
 
-    def __init__(self, read: Iterable[DatasetPlace], blend: Blend) -> None:
-        present = {normal(prefix) for prefix in blend.prefixes}
+    def __init__(self, read: Iterable[DatasetPlace], identities: Mapping[str, str]) -> None:
+        """`identities`: of the datasets that the next blend asks for, by their prefixes."""
+        present = {normal(prefix): identity for prefix, identity in identities.items()}
         self._names: set[str] = set()
         self._here: dict[tuple[str, str], DatasetPlace] = {}
         self._moved: dict[tuple[str, str], DatasetPlace] = {}
         for place in read:
             name = normal(place.prefix)
             self._names.add(name)
-            if name in present:
+            if present.get(name) == place.identity:
                 self._here[name, place.identity] = place
             else:
                 _keep_furthest(self._moved, (last_name(name), place.identity), place)
@@ -210,8 +211,8 @@ class ReadBefore:
     def take_up(self, prefix: str, identity: str) -> DatasetPlace | None:
         """Where the dataset `prefix` was left; None when it, or what it holds now, was not read before.
 
-        A dataset that was moved, however often, is known by its last name and content; where it was under
-        several names, what was read furthest counts.
+        A dataset that was moved, however often, is known by its last name and content, also where others
+        have taken its place; where it was under several names, what was read furthest counts.
         """
         name = normal(prefix)
         found = [

@@ -221,6 +221,30 @@ def test_other_data_under_a_name_begins_anew_and_moved_data_does_not(tmp_path: P
     assert run.lines[1] == f"{other} is new"
 
 
+@pytest.mark.parametrize("back", [True, False])
+def test_a_dataset_goes_on_also_where_another_has_taken_its_place(tmp_path: Path, back: bool) -> None:
+    """New data in its folder, or that of the folder to which it was moved."""
+    folders = [tmp_path / name for name in ("current", "archive")]
+    for folder in folders:
+        folder.mkdir()
+    current, archive = (str(folder / "text") for folder in folders)
+    numbered_dataset(folders[0] / "text", 40, 20)
+    if back:
+        numbered_dataset(folders[1] / "text", 40, 20, first=1000)
+    blend = ("1", current, "1", archive) if back else ("1", current)
+    run = Run(tmp_path)
+    run.draw(40, 120, *blend)
+    numbered_dataset(folders[1] / "text", 40, 20)
+    numbered_dataset(folders[0] / "text", 40, 20, first=1000)
+    run.draw(60, 120, "2", archive, "1", current)
+    before = 20 if back else 40
+    second = "goes on at its sample 20" if back else "holds other documents than it did: read from the begin"
+    assert run.lines[1] == f"{archive} goes on at its sample {before}"
+    assert f"{current} {second}" in run.lines[2]
+    drawn = run.of(0, 1000)
+    assert len(set(drawn)) == len(drawn) == (before + 40) * SEQ
+
+
 @pytest.mark.parametrize("weights", [("1", "2"), ("", "")])
 def test_data_that_every_job_has_in_a_folder_of_its_own_is_read_on(
     tmp_path: Path, weights: tuple[str, str]
