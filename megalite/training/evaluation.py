@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 from megalite.data.build import Dataset, Splits
@@ -11,9 +12,12 @@ from megalite.training.samples import batch_sizes, open_loader
 from megalite.training.step import Trainer
 
 
-def _evaluate(trainer: Trainer, dataset: Dataset, consumed_samples: int) -> float:
+def _evaluate(
+    trainer: Trainer, dataset: Dataset, consumed_samples: int, leave: Callable[[], bool] = lambda: False
+) -> float | None:
     with open_loader(trainer, dataset, consumed_samples, _batch_size(trainer)) as loader:
-        return float(trainer.evaluate(loader, trainer.config.evaluation.eval_iters))
+        loss = trainer.evaluate(loader, trainer.config.evaluation.eval_iters, leave)
+    return None if loss is None else float(loss)
 
 
 def _batch_size(trainer: Trainer) -> int:
@@ -21,8 +25,17 @@ def _batch_size(trainer: Trainer) -> int:
     return batch_sizes(trainer).sizes[-1]
 
 
-def validate(trainer: Trainer, datasets: Splits, progress: Progress, reporter: Reporter) -> Progress:
-    """Evaluate on the next validation samples; each evaluation reads others while there are any."""
+def validate(
+    trainer: Trainer,
+    datasets: Splits,
+    progress: Progress,
+    reporter: Reporter,
+    leave: Callable[[], bool] = lambda: False,
+) -> Progress:
+    """Evaluate on the next validation samples; each evaluation reads others while there are any.
+
+    `leave`: asked between its batches whether to give it up, the same on every rank.
+    """
     config = trainer.config
     if datasets.valid is None or config.evaluation.eval_iters == 0:
         return progress
@@ -30,7 +43,7 @@ def validate(trainer: Trainer, datasets: Splits, progress: Progress, reporter: R
     start = progress.consumed_valid_samples
     if start + read > len(datasets.valid):  # resumed with evaluations that are larger, or were more frequent
         start = 0
-    loss = _evaluate(trainer, datasets.valid, start)
+    loss = _evaluate(trainer, datasets.valid, start, leave)
     reporter.validation(progress.iteration, "valid_loss", f"iteration {progress.iteration}", loss)
     return replace(progress, consumed_valid_samples=start + read)
 

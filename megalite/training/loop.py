@@ -74,7 +74,8 @@ def run(config: Config, topology: Topology) -> None:
         for line in [*_description(trainer), *lines]:
             reporter.say(line)
         if not config.batch.skip_train:
-            progress = train(trainer, datasets, progress, drawn, reporter, started)
+            with StopRequest(config, topology, started) as stop:
+                progress = train(trainer, datasets, progress, drawn, reporter, stop)
         if config.batch.skip_train or is_complete(trainer, progress):
             evaluate_at_the_end(trainer, datasets, progress, reporter)
         if save is not None:
@@ -94,7 +95,7 @@ def train(
     progress: Progress,
     drawn_before: Mapping[str, int] | None,
     reporter: Reporter,
-    started: float,
+    stop: StopRequest,
 ) -> Progress:
     """Optimizer steps until the run is complete or asked to stop; returns how far it came.
 
@@ -113,7 +114,6 @@ def train(
         raise TrainingError(f"--split {config.data.split} leaves nothing to train on")
     check_samples_left(config, progress, end, len(datasets.train))
     schedule = LearningRateSchedule.from_config(config.optimizer, config.batch)
-    stop = StopRequest(config, topology, started)
     window = Window(config, topology, peak_flops(topology.device), end)
     drawn = Drawn(datasets.train, progress.consumed_samples, drawn_before)
     first = not goes_on_in_its_folder(config, progress)
@@ -135,7 +135,9 @@ def train(
                 progress = _report(trainer, progress, window, rate, reporter)
             if iteration < end.iteration and due(iteration, config.evaluation.eval_interval):
                 with window.paused(progress) as progress:
-                    progress = validate(trainer, datasets, progress, reporter)
+                    progress = validate(
+                        trainer, datasets, progress, reporter, lambda: stop.asked_at_once() is not None
+                    )
             if _saves_after(iteration, config):
                 with window.paused(progress) as progress:
                     reporter.say(save_progress(trainer, progress, drawn, first))

@@ -130,9 +130,11 @@ class Reporter:
                 if field.name in record:
                     self._board.add_scalar(field.name, record[field.name], metrics.iteration)
 
-    def validation(self, iteration: int, name: str, label: str, loss: float) -> None:
-        """Report an evaluation; `name` is the key, valid_loss or test_loss."""
-        if not self.enabled:
+    def validation(self, iteration: int, name: str, label: str, loss: float | None) -> None:
+        """Report an evaluation, nothing of one that was given up; `name` is the key, valid_loss or
+        test_loss.
+        """
+        if not self.enabled or loss is None:
             return
         self.say(validation_lines(label, loss))
         self._write({"iteration": iteration, name: loss})

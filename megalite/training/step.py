@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -148,20 +148,29 @@ class Trainer:
         loss = torch.stack(losses).sum() if losses else torch.zeros((), device=self.topology.device)
         return StepOutcome(loss, update)
 
-    def evaluate(self, batches: Iterator[Sequence[Batch]], iterations: int) -> torch.Tensor:
-        """Mean loss over the valid tokens of `iterations` global batches: fp64, the same on every rank."""
+    def evaluate(
+        self, batches: Iterator[Sequence[Batch]], iterations: int, leave: Callable[[], bool]
+    ) -> torch.Tensor | None:
+        """Mean loss over the valid tokens of `iterations` global batches: fp64, the same on every rank. None
+        where `leave`, asked after each, and the same on every rank, too, ended it before the last.
+        """
+        left = False
         total = torch.zeros(2, dtype=torch.float64, device=self.topology.device)  # summed loss, tokens
         for stage in self.stages:
             stage.eval()
-        for _ in range(iterations):
+        for number in range(1, iterations + 1):
             microbatches = next(batches)
             for loss in self._run(forward_only(self.schedule.of(len(microbatches))), microbatches):
                 total[0] += loss
             if self.stages[-1].head is not None:
                 total[1] += valid_tokens(microbatches)
+            if left := number < iterations and leave():
+                break
         for stage in self.stages:
             stage.train()
         self.buckets.give_up_weights()
+        if left:
+            return None
         all_reduce(all_reduce(total, self.topology.dp), self.topology.pp)
         return total[0] / total[1].clamp(min=1)
 

@@ -25,6 +25,7 @@ from megalite.training.errors import TrainingError
 from megalite.training.loop import run
 from megalite.training.samples import open_datasets
 from megalite.training.save_folder import only_writer
+from megalite.training.step import Trainer
 from tests.data.corpora import write_dataset
 from tests.pool import WorkerPool
 from tools.inspect_data import main as inspect_data
@@ -532,6 +533,41 @@ def test_a_child_of_a_run_does_not_hold_its_folder(tmp_path: Path) -> None:
         os.waitpid(child, 0)
         os.close(forked)
         os.close(told)
+
+
+def stopped_by_a_signal(folder: str, during: str) -> tuple[list[int], bool]:
+    """The checkpoints of a run of which rank 1 gets SIGTERM in its second step or its first validation, and
+    whether the validation had to be finished.
+    """
+    argv = [*MODEL.split(), "--mock-data", "--global-batch-size", "4", "--train-iters", "100"]
+    argv += ["--exit-signal-handler", "--eval-iters", "50", "--eval-interval", "2", "--save", folder]
+    called = {"train_step": 0, "_run": 0}
+
+    def counted(name: str, kill_at: int) -> Any:
+        original = getattr(Trainer, name)
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            called[name] += 1
+            if dist.get_rank() == 1 and called[name] == kill_at:
+                os.kill(os.getpid(), signal.SIGTERM)
+            return original(*args, **kwargs)
+
+        return call
+
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Trainer, "train_step", counted("train_step", 2 if during == "step" else 0))
+        patch.setattr(Trainer, "_run", counted("_run", 5 if during == "validation" else 0))
+        run(parse(argv, 2), build_topology(1, 1, torch.device("cpu")))
+    assert signal.getsignal(signal.SIGTERM) == before
+    return sorted(complete_iterations(folder)), called["_run"] >= 50
+
+
+@pytest.mark.parametrize("during", ["step", "validation"])
+def test_a_signal_ends_the_run_behind_the_batch_that_it_is_at(
+    pool: WorkerPool, tmp_path: Path, during: str
+) -> None:
+    assert pool.run(2, stopped_by_a_signal, str(tmp_path), during) == [([2], False)] * 2
 
 
 @pytest.mark.parametrize("level", [0, 1, 2])
