@@ -23,7 +23,7 @@ from megalite.data.tokenizer import build_tokenizer
 from megalite.listing import listing
 from megalite.parallel.everywhere import gather_objects, on_every_rank
 from megalite.training.errors import TrainingError
-from megalite.training.meeting import meet
+from megalite.training.meeting import meet, signs_of_life
 from megalite.training.progress import Progress
 from megalite.training.step import Trainer
 
@@ -41,13 +41,15 @@ def open_datasets(config: Config, order: Mapping[str, Any] | None) -> Splits:
     A collective. Raises TrainingError on every rank for what cannot be read on any, and for ranks that find
     different data or tokenizers, as on nodes with copies of their own.
     """
-    patience = max(INDEX_PATIENCE, timedelta(minutes=config.parallel.distributed_timeout_minutes))
-    datasets, found = on_every_rank(
-        lambda: _open_datasets(config, order),
-        DataError,
-        TrainingError,
-        meet=lambda: meet("its datasets and their index arrays", patience, INDEX_ADVICE),
-    )
+    timeout = timedelta(minutes=config.parallel.distributed_timeout_minutes)
+    patience = max(INDEX_PATIENCE, timeout)
+    with signs_of_life():
+        datasets, found = on_every_rank(
+            lambda: _open_datasets(config, order),
+            DataError,
+            TrainingError,
+            meet=lambda: meet("its datasets and their index arrays", patience, timeout, INDEX_ADVICE),
+        )
     identities = [each.identity for each in found]
     mine = hashlib.sha256(" ".join(identities).encode()).hexdigest()
     digests, warnings = zip(*gather_objects((mine, datasets.warning)), strict=True)

@@ -18,7 +18,7 @@ from megalite.config import Config, parse
 from megalite.parallel.topology import build_topology
 from megalite.training import meeting, samples
 from megalite.training.errors import RendezvousError, TrainingError
-from megalite.training.meeting import meet
+from megalite.training.meeting import meet, signs_of_life
 from tests.pool import WorkerPool
 
 RUN = (
@@ -26,6 +26,9 @@ RUN = (
     "--max-position-embeddings 8 --micro-batch-size 1 --tokenizer-type NullTokenizer --vocab-size 31 "
     "--lr 1e-2 --train-iters 1 --mock-data"
 )
+
+
+MINUTE = timedelta(minutes=1)
 
 
 def open_with_a_slow_rank(seconds: float, collective: float) -> int:
@@ -66,11 +69,11 @@ def meet_late(late: int, until: str, patience: float) -> tuple[str, list[str]]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(meeting, "SPEAKS_SECONDS", 0.1)
         patch.setattr(meeting, "LOOKS_SECONDS", 0.05)
-        meet("work", timedelta(minutes=1), "advice")
+        meet("work", MINUTE, MINUTE, "advice")
         if dist.get_rank() == late:
             store.wait([until])
         try:
-            meet("work", timedelta(seconds=patience), "advice")
+            meet("work", timedelta(seconds=patience), MINUTE, "advice")
         except TrainingError as found:
             error = str(found)
             store.set("given up", "")
@@ -83,6 +86,28 @@ def test_one_rank_tells_for_whom_it_waits(pool: WorkerPool) -> None:
     assert {error for error, _ in results} == {""}
     (lines,) = [said for _, said in results if said]
     assert re.fullmatch(r"rank 2 is still at work; the others have waited \d+:\d\d:\d\d", lines[0])
+
+
+def meet_silently(lives: bool) -> str:
+    """The error of a rank, where rank 2 takes longer for its work than others miss its signs."""
+    work, silence = (2.0, 1.5) if lives else (0.6, 0.2)  # a busy machine keeps a thread waiting, too
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(meeting, "SPEAKS_SECONDS", 0.1)
+        patch.setattr(meeting, "LOOKS_SECONDS", 0.05)
+        patch.setattr(meeting, "SIGN_SECONDS", 0.05 if lives else 60.0)
+        try:
+            with signs_of_life():
+                time.sleep(work if dist.get_rank() == 2 else 0.0)
+                meet("work", MINUTE, timedelta(seconds=silence), "advice")
+        except TrainingError as found:
+            return str(found)
+    return ""
+
+
+@pytest.mark.parametrize("lives", [True, False])
+def test_a_rank_that_gives_no_sign_of_life_is_not_waited_for(pool: WorkerPool, lives: bool) -> None:
+    message = "rank 2 has ended at work, or its node has: no sign of life for 0:00:00"
+    assert pool.run(3, meet_silently, lives) == [("" if lives else message)] * 3
 
 
 @pytest.mark.parametrize("late", [0, 2])
@@ -110,4 +135,4 @@ def test_where_the_store_has_gone_each_rank_tells_it(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(distributed_c10d, "_get_default_store", lambda: store)
     monkeypatch.setattr(time, "sleep", first_rank_dies)
     with pytest.raises(RendezvousError, match="the run has ended while this rank was at work"):
-        meet("work", timedelta(minutes=1), "advice")
+        meet("work", MINUTE, MINUTE, "advice")
