@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import torch
@@ -88,6 +89,8 @@ class BlockReader(FileSystemReader):
         raw = stream.read(info.length)
         try:
             tensor = torch.load(io.BytesIO(raw), map_location="cpu", weights_only=True)
+        except UnpicklingError as error:  # torch says at length how to run what it may hold
+            raise CheckpointCorruptError(f"{where} is damaged: it is no tensor") from error
         except Exception as error:  # damaged bytes can raise anything
             raise CheckpointCorruptError(f"{where} cannot be read ({describe(error)})") from error
         chunk = entry.chunks[index.index or 0]

@@ -216,6 +216,11 @@ def check_tokenizer(dataset: IndexedDataset, tokenizer: Vocabulary, rules: Docum
             f"{prefix}: made with a vocabulary of {info.vocab_size} ids, but the tokenizer has "
             f"{tokenizer.vocab_size}: {beside}"
         )
+    if rules.eod != NO_EOD and info.eod is None:
+        raise DataError(
+            f"{prefix}: made without --append-eod, so that --reset-position-ids, --reset-attention-mask and "
+            "--eod-mask-loss find no end of a document: leave them out, or make the data again with it"
+        )
     if rules.eod != NO_EOD and info.eod != rules.eod:
         raise DataError(
             f"{prefix}: documents end with id {info.eod}, but the tokenizer's end of document is "

@@ -14,6 +14,7 @@ from megalite.data.inputs import Part, read_once
 from megalite.data.records import read_records
 from megalite.data.tokenizer import Tokenizer
 from megalite.data.tokenizer.base import check_works, library_errors
+from megalite.data.tokenizer.engine import Engine
 from megalite.data.tokenizer.fastokens import FastokensEngine
 from megalite.data.tokenizer.gigatoken import GigatokenEngine
 
@@ -81,8 +82,11 @@ def compare(engine: Tokenizer, reference: Tokenizer, texts: Sequence[str]) -> No
     parts = list(encoded(reference, texts))
     known = [text for part, _, _ in parts for text in part]
     theirs, their_lengths = (np.concatenate([part[i] for part in parts]) for i in (1, 2))
-    with library_errors("--engine: it fails on text that the library encodes"):
+    fails = "--engine: it fails on text that the library encodes"
+    with library_errors(fails):
         ours, our_lengths = engine.encode_flat(known)
+    if isinstance(engine, Engine) and engine.failure is not None:
+        raise DataError(f"{fails}: {engine.failure}")
     if np.array_equal(ours, theirs) and np.array_equal(our_lengths, their_lengths):
         return
     for text, one, other in zip(known, _split(ours, our_lengths), _split(theirs, their_lengths), strict=True):

@@ -93,6 +93,7 @@ class StepLoader(Iterator[list[Batch]]):
             ]
         )
         self._finished = False
+        self._interrupted = False
         self._reader: Reader = (
             ProcessReader(dataset, steps, vocab_size, workers)
             if workers
@@ -100,11 +101,16 @@ class StepLoader(Iterator[list[Batch]]):
         )
 
     def __next__(self) -> list[Batch]:
+        if self._interrupted:
+            raise RuntimeError("this loader was interrupted: make a new one at the sample that comes next")
         if self._finished:
             raise StopIteration
         start = time.perf_counter()
         try:
             host = next(self._reader)
+        except KeyboardInterrupt:  # a step may be lost
+            self._interrupted = True
+            raise
         except BaseException:
             self._finished = True
             raise

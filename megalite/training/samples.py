@@ -154,8 +154,8 @@ def check_samples_left(config: Config, progress: Progress, end: End, samples: in
         batch = config.batch.global_batch_size
         raise TrainingError(
             f"{progress.iteration} iterations consumed {progress.consumed_samples} samples, and the other "
-            f"{end.iteration - progress.iteration} of {batch} need {end.samples} in all, but "
-            f"--train-iters {end.iteration} x "
-            f"--global-batch-size {batch} makes {samples}: the run to be resumed had a larger global batch. "
-            f"Give its length as --train-samples {end.samples}, or the old --global-batch-size, or --finetune"
+            f"{end.iteration - progress.iteration} of {batch} need {end.samples} in all, but with "
+            f"--train-iters {end.iteration} and --global-batch-size {batch} there are {samples}: the run to "
+            f"be resumed had a larger global batch. Give its length as --train-samples {end.samples}, or the "
+            "old --global-batch-size, or --finetune"
         )

@@ -106,7 +106,7 @@ DAMAGES = [
     (cut_tensors, "__0_0.distcp has"),
     (remove_tensors, "__0_0.distcp is missing"),
     (change_tensor, "block of x at (0,) is damaged"),
-    (change_tensor_header, "block of x at (0,) cannot be read"),
+    (change_tensor_header, "block of x at (0,) is damaged: it is no tensor"),
     (remove_metadata, ".metadata is missing"),
     (remove_manifest, "has no manifest.json"),
     (cut_manifest, "manifest.json cannot be read"),

@@ -223,3 +223,14 @@ def test_a_description_of_another_dataset_vouches_for_nothing(
     assert "made by megalite" not in shown.out
     Path(f"{prefix}.json").unlink()
     read()
+
+
+def test_flags_of_documents_need_ends_of_documents(tmp_path: Path) -> None:
+    source, tokenizer = lines(tmp_path / "in.jsonl", ["the cat sat on the mat"] * 9), ByteLevelTokenizer()
+    for append_eod in (True, False):
+        run(find_inputs([source]), tmp_path / str(append_eod), append_eod=append_eod)
+        prefix = f"{tmp_path}/{append_eod}_text_document"
+        build_datasets(data_config(tmp_path / "c", prefix), tokenizer, 8, 1234, (10, 0, 0))
+    masked = data_config(tmp_path / "c", prefix, eod_mask_loss=True)
+    with pytest.raises(DataError, match=r"made without --append-eod, so that .* find no end of a document"):
+        build_datasets(masked, tokenizer, 8, 1234, (10, 0, 0))

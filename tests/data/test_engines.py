@@ -171,3 +171,22 @@ def test_the_long_s_is_left_to_the_library(normalizer: NFC | None) -> None:
     assert engine.encode_batch(texts) == reference.encode_batch(texts)
     assert engine.encode_batch([]) == []
     assert engine._encode(texts[1:2])[0].tolist() != reference.encode_batch(texts[1:2])[0]
+
+
+def test_text_that_the_engine_fails_on_is_left_to_the_library() -> None:
+    """A pattern that looks ahead over many characters, of white space or of digits."""
+    pytest.importorskip("fastokens")
+    library = Library(BPE())
+    groups = Split(Regex(r"\p{N}{1,3}(?=(?:\p{N}{3})*(?!\p{N}))|\P{N}+"), "isolated")
+    library.pre_tokenizer = Sequence([groups, ByteLevel(add_prefix_space=False, use_regex=False)])
+    trainer = BpeTrainer(vocab_size=300, initial_alphabet=ByteLevel.alphabet(), show_progress=False)
+    library.train_from_iterator(["one 123"], trainer)
+    reference = HuggingFaceTokenizer(library, "", None, False, False)
+    engine = FastokensEngine(reference)
+    compare(engine, reference, hard_texts(reference))
+    texts = ["one", "pi = 3." + "14159" * 3400, "two"]
+    with pytest.raises(ValueError, match="limit"):
+        engine._encode(texts)
+    assert engine.encode_batch(texts) == reference.encode_batch(texts)
+    with pytest.raises(DataError, match=r"it fails on text that the library encodes: the engine: .* limit"):
+        compare(engine, reference, texts)

@@ -23,6 +23,7 @@ from megalite.data.errors import DataError
 from megalite.data.host_batches import read_batches
 from megalite.data.loader import StepLoader, rank_samples
 from megalite.data.mock_dataset import MockDataset
+from megalite.data.read_ahead import ThreadReader
 from megalite.data.tokenizer import build_tokenizer
 from tests.data.corpora import Words, data_config, numbered_dataset, write_dataset
 
@@ -231,6 +232,20 @@ def test_an_error_while_reading_reaches_the_caller() -> None:
         with pytest.raises(DataError, match="sample 2 is broken"):
             next(loader)
         with pytest.raises(StopIteration):
+            next(loader)
+
+
+def test_a_loader_that_was_interrupted_is_not_at_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(_: ThreadReader) -> None:
+        raise KeyboardInterrupt
+
+    with StepLoader(mock(8), 1, 1, 0, 1, 0, CPU) as loader:
+        next(loader)
+        with monkeypatch.context() as notebook:
+            notebook.setattr(ThreadReader, "__next__", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                next(loader)
+        with pytest.raises(RuntimeError, match="was interrupted: make a new one at the sample that comes"):
             next(loader)
 
 

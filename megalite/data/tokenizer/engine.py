@@ -17,8 +17,8 @@ from megalite.data.tokenizer.huggingface import HuggingFaceTokenizer
 
 
 class Engine(Tokenizer):
-    """Encodes as `reference` does, which does the texts itself where that is not sure; everything else is the
-    reference's own.
+    """Encodes as `reference` does, which does the texts itself where that is not sure or the engine fails;
+    everything else is the reference's own.
     """
 
     def __init__(self, reference: HuggingFaceTokenizer) -> None:
@@ -29,6 +29,8 @@ class Engine(Tokenizer):
         self.eod_token = reference.eod_token
         self.added_tokens = reference.added_tokens
         self.spells_special_tokens = reference.spells_special_tokens
+        self.failure: str | None = None
+        """Why the engine failed on text that the reference encoded, the last time that it did."""
 
     def check_encodes(self) -> None:
         self._reference.check_encodes()
@@ -44,12 +46,22 @@ class Engine(Tokenizer):
     def _encode_part(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
         self._reference.check_texts(texts)
         if all(self._is_sure(text) for text in texts if not text.isascii()):
-            return self._encode(list(texts))
+            return self._encode_sure(list(texts))
         parts = [
-            (self._encode if sure else self._reference.encode_flat)(list(group))
+            (self._encode_sure if sure else self._reference.encode_flat)(list(group))
             for sure, group in groupby(texts, key=self._is_sure)
         ]
         return np.concatenate([ids for ids, _ in parts]), np.concatenate([lengths for _, lengths in parts])
+
+    def _encode_sure(self, texts: list[str]) -> tuple[np.ndarray, np.ndarray]:
+        """By the engine, unless it fails: its patterns have other limits, e.g. of white space in a row."""
+        try:
+            with library_errors("the engine"):
+                return self._encode(texts)
+        except DataError as error:
+            found = self._reference.encode_flat(texts)
+            self.failure = str(error)
+            return found
 
     @abstractmethod
     def _is_sure(self, text: str) -> bool:
