@@ -25,6 +25,7 @@ sys.path.insert(0, str(ROOT))  # run as a script: find tools.benchmarks
 
 def main() -> int:
     from megalite.data.settings import whole_number
+    from megalite.flags import Once
 
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -94,6 +95,7 @@ def main() -> int:
     data.add_argument(
         "--parts",
         nargs="+",
+        action=Once,
         choices=["preprocessing", "writing", "reading", "index", "blending"],
         default=["preprocessing", "writing", "reading", "index", "blending"],
         help="What to measure (default: all).",

@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from megalite.command import run_data_command
+from megalite.flags import Once
 
 if TYPE_CHECKING:
     from megalite.config.batch_schedule import BatchSchedule
@@ -54,7 +55,13 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
         "--verify", action="store_true", help="Read everything: offsets, ids, counts, checksum."
     )
     files.add_argument(
-        "--document", nargs="+", type=whole_number(), default=[], metavar="N", help="Show these documents."
+        "--document",
+        nargs="+",
+        action=Once,
+        type=whole_number(),
+        default=[],
+        metavar="N",
+        help="Show these documents.",
     )
     files.add_argument("--histogram-png", type=path_given, metavar="FILE", help="Picture of the lengths.")
     run = parser.add_argument_group("what a run draws")

@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from megalite.command import run_data_command
+from megalite.flags import Once
 
 PART_OF_DATASET = re.compile(r"(.+)\.(?:bin|idx)(?:\.partial)?", re.DOTALL)
 
@@ -31,6 +32,7 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--input",
         nargs="+",
+        action=Once,
         type=path_given,
         required=True,
         help="Dataset prefixes, or folders of datasets (folders in them are not read).",

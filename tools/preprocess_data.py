@@ -18,6 +18,7 @@ import sys
 from collections.abc import Sequence
 
 from megalite.command import run_data_command
+from megalite.flags import Once
 
 KEPT_BYTES = 64 << 20  # memory that batches leave to the next; new pages cost zeros each time
 NOT_HERE = {
@@ -49,6 +50,7 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     data.add_argument(
         "--input",
         nargs="+",
+        action=Once,
         type=path_given,
         required=True,
         help="Files, folders (all in them but hidden files and backup copies), globs, or - for standard "
@@ -71,6 +73,7 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     data.add_argument(
         "--json-keys",
         nargs="+",
+        action=Once,
         type=utf8_text,
         default=["text"],
         help="Keys or columns to read, a dataset each; outer.inner for nested ones (default: text).",
@@ -190,6 +193,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             add_special_tokens=not args.tokenizer_hf_no_include_special_tokens,
             allow_special_tokens=args.allow_special_tokens,
         )
+        if tokenizer.warning is not None:
+            _warn(tokenizer.warning)
         text_format = "text" if args.text_documents == "file" else "paragraphs"
         forced = text_format if args.input_format == "text" else args.input_format
         check_apart(args.input, args.output_prefix)

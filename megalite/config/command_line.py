@@ -15,6 +15,7 @@ from megalite.config.errors import ConfigError, ConfigErrors, nearest, shown
 from megalite.config.schema.fields import Setting, flag_name
 from megalite.config.settings import GROUPS, SETTINGS, switches
 from megalite.config.values import MISSING, range_text
+from megalite.flags import Once
 
 METAVARS = {int: "N", float: "X", str: "TEXT"}
 FOREIGN_PREFIX = "foreign "
@@ -126,6 +127,8 @@ def _add(section: argparse._ArgumentGroup, setting: Setting) -> None:
     section.add_argument(
         setting.flag,
         dest=setting.name,
+        # Others may be overridden, as by the flags that a memory plan advises; data is not left out silently.
+        action=Once if setting.name.endswith("data_path") else "store",
         nargs="*" if setting.many else "?",  # both take a missing value: an error among the others
         const=None if setting.many else MISSING,
         metavar=f"{{{','.join(choices)}}}" if choices else METAVARS[setting.kind],

@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from megalite.flags import Once
 from megalite.limits import INT32_LARGEST, INT64_LARGEST, MOST_SPECIAL_TOKENS
 
 
@@ -85,6 +86,7 @@ def add_data_flags(parser: argparse._ActionsContainer) -> None:
     parser.add_argument(
         "--data-path",
         nargs="+",
+        action=Once,
         type=path_given,
         default=[],
         help="PREFIX ..., or WEIGHT PREFIX WEIGHT PREFIX ...",
@@ -93,6 +95,7 @@ def add_data_flags(parser: argparse._ActionsContainer) -> None:
         parser.add_argument(
             f"--{split}-data-path",
             nargs="+",
+            action=Once,
             type=path_given,
             default=[],
             help="Like --data-path, for one split.",

@@ -73,6 +73,13 @@ def test_a_value_without_a_flag_is_an_error() -> None:
     ]
 
 
+def test_a_second_list_of_datasets_does_not_replace_the_first() -> None:
+    (error,) = errors_of(minimal("--data-path a --data-path b"))
+    assert "argument --data-path: given twice; give all its values behind one" in error
+    layers = "--recompute-granularity selective --recompute-modules norm"
+    assert parsed(f"{layers} --recompute-modules mlp").activations.recompute_modules == ("mlp",)
+
+
 def test_booleans_have_megatrons_spellings() -> None:
     for flag in ("--disable-bias-linear", "--no-add-bias-linear", "--disable-add-bias-linear"):
         assert not parsed(flag).model.add_bias_linear

@@ -75,6 +75,22 @@ def test_a_number_beyond_its_range_is_told_for_each_flag(capsys: pytest.CaptureF
         assert f"{shown}: expected a whole number from 1" in capsys.readouterr().err
 
 
+def test_a_list_that_is_given_twice_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    from tools import inspect_data, merge_datasets, preprocess_data
+
+    output = ["--output-prefix", "out"]
+    for arguments, flag, others in (
+        (preprocess_data.arguments, "--input", output),
+        (preprocess_data.arguments, "--json-keys", [*output, "--input", "a"]),
+        (merge_datasets.arguments, "--input", output),
+        (inspect_data.arguments, "--data-path", []),
+        (inspect_data.arguments, "--valid-data-path", []),
+    ):
+        with pytest.raises(SystemExit):
+            arguments([*others, flag, "a", "b", flag, "c"])
+        assert f"{flag}: given twice; give all its values behind one" in capsys.readouterr().err
+
+
 def test_an_empty_path_is_not_the_working_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -170,7 +186,7 @@ FULL = "merge_datasets: error: all is done, but standard output takes nothing: N
     [
         ('"$@" | true', ""),
         ('"$@" > /dev/full', FULL),
-        ('"$@" --input "$4" "$4" 2> /dev/full', ""),  # there is a warning
+        ('"$1" "$2" --input "$4" "$4" "$5" "$6" 2> /dev/full', ""),  # there is a warning
         ('PYTHONIOENCODING=ascii "$@"', ""),
         ('mkdir x; cd x; rmdir ../x; "$@"', "merge_datasets: error: the working folder was deleted\n"),
     ],

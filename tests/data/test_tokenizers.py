@@ -27,7 +27,7 @@ from megalite.data.preprocess import PreprocessPlan, preprocess
 from megalite.data.sample_corpus import EOD_TOKEN, prepare_sample, train_tokenizer
 from megalite.data.tokenizer import Tokenizer, build_tokenizer, tiktoken
 from megalite.data.tokenizer.base import identity_of
-from megalite.data.tokenizer.huggingface import _configured_eod
+from megalite.data.tokenizer.model_config import config_of, configured_eod
 
 SAMPLE = Path(__file__).parents[2] / "examples" / "data" / "sample.jsonl"
 
@@ -515,4 +515,46 @@ def test_an_end_of_document_token_that_is_no_text(tmp_path: Path) -> None:
     for wrong in (5, ["</s>"], {"content": 5}):
         (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": wrong}))
         with pytest.raises(DataError, match=r"tokenizer_config\.json: eos_token: expected a string, found"):
-            _configured_eod(tmp_path)
+            configured_eod(tmp_path / "tokenizer_config.json", config_of(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("config", "warned"),
+    [
+        ({"add_bos_token": True, "bos_token": {"content": EOD_TOKEN}}, "add_bos_token"),
+        ({"add_eos_token": True, "eos_token": EOD_TOKEN}, "add_eos_token"),
+        ({"add_bos_token": False, "bos_token": EOD_TOKEN, "add_eos_token": None}, None),
+        ({"add_bos_token": True, "bos_token": None}, None),
+        ({"add_prefix_space": True}, "add_prefix_space"),
+        ({"pad_token": "<pad>"}, "the tokens <pad>"),
+        (
+            {
+                "additional_special_tokens": ["<x>", EOD_TOKEN],
+                "added_tokens_decoder": {"9": {"content": "<y>"}},
+            },
+            "the tokens <x>, <y>",
+        ),
+    ],
+)
+def test_what_of_a_models_configuration_is_not_followed(
+    trained: Path, tmp_path: Path, config: dict[str, Any], warned: str | None
+) -> None:
+    shutil.copy(trained / "tokenizer.json", tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    warning = make(tokenizer_model=str(tmp_path)).warning
+    if warned is None:
+        assert warning is None
+    else:
+        assert f"tokenizer_config.json: {warned}: tokenizer.json does not do so" in str(warning)
+
+
+def test_a_template_does_what_the_configuration_asks_for(trained: Path, tmp_path: Path) -> None:
+    changed(trained, tmp_path, setting("post_processor", templates(0)))
+    token = next(
+        text
+        for text, number in json.loads((trained / "tokenizer.json").read_text())["model"]["vocab"].items()
+        if number == 0
+    )
+    config = {"add_bos_token": True, "bos_token": token}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    assert make(tokenizer_model=str(tmp_path)).warning is None

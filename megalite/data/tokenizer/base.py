@@ -39,6 +39,8 @@ class Tokenizer(ABC):
     """What to do where they need too many."""
     packages: tuple[str, ...] = ()
     """Whose code encodes."""
+    warning: str | None = None
+    """What a user should know of its files."""
 
     @property
     def versions(self) -> list[str]:

@@ -15,6 +15,7 @@ import orjson
 from megalite import _C
 from megalite.data.errors import DataError
 from megalite.data.tokenizer.base import Tokenizer, identity_of, library_errors
+from megalite.data.tokenizer.model_config import CONFIG, config_of, configured_eod, not_followed
 from megalite.data.tokenizer.vocabulary_checks import check_unique, lost_symbols
 
 if TYPE_CHECKING:
@@ -26,7 +27,6 @@ USUAL_EOD = (
     *("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>"),
     "<\uff5cend\u2581of\u2581sentence\uff5c>",  # DeepSeek, with full-width bars
 )
-CONFIG = "tokenizer_config.json"
 IN_A_ROW = (
     "; added tokens are numbered from the count of the model's vocabulary on, so that must leave no id out"
 )
@@ -150,13 +150,14 @@ def load_tokenizer_json(
         library = Library.from_buffer(content)
         # With other spaces, or another order of its keys, it is the same tokenizer.
         canonical = orjson.dumps(orjson.loads(content), option=orjson.OPT_SORT_KEYS)
-    configured = _configured_eod(path.parent)
+    config = config_of(path.parent)
+    configured = configured_eod(path.parent / CONFIG, config)
     given_by = f"{path.parent / CONFIG}: eos_token" if configured and not eod_token else "--eod-token"
     own_eod = configured or _usual_eod(library)
     plain = {token.content for token in library.get_added_tokens_decoder().values() if not token.special}
     identity = identity_of("tokenizer.json", [canonical])
     with library_errors(str(path)):
-        return HuggingFaceTokenizer(
+        tokenizer = HuggingFaceTokenizer(
             library,
             identity,
             eod_token or own_eod,
@@ -165,6 +166,12 @@ def load_tokenizer_json(
             given_by,
             _option_of_eod(eod_token or own_eod, own_eod, plain),
         )
+        if found := not_followed(config, library, add_special_tokens):
+            tokenizer.warning = (
+                f"{path.parent / CONFIG}: {', '.join(found)}: tokenizer.json does not do so, and alone "
+                "counts; where it should, save the tokenizer again with save_pretrained of transformers"
+            )
+    return tokenizer
 
 
 def load_gpt2_bpe(
@@ -202,21 +209,6 @@ def _option_of_eod(eod_token: str | None, own: str | None, made_special: Contain
     """
     differs = eod_token != own and (eod_token in made_special or own in made_special)
     return f" eod_token={eod_token}" if differs else ""
-
-
-def _configured_eod(folder: Path) -> str | None:
-    """The end-of-sequence token that a model's tokenizer_config.json names."""
-    path = folder / CONFIG
-    if not path.is_file():
-        return None
-    try:
-        token = orjson.loads(path.read_bytes()).get("eos_token")
-    except (orjson.JSONDecodeError, AttributeError) as error:
-        raise DataError(f"{path}: cannot be read: {error}") from None
-    token = token.get("content") if isinstance(token, dict) else token
-    if not isinstance(token, str | None):
-        raise DataError(f"{path}: eos_token: expected a string, found {token!r}")
-    return token
 
 
 def _usual_eod(library: Library) -> str | None:

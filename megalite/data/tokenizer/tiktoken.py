@@ -41,6 +41,7 @@ RANK_FILES = {
 # Special tokens of the JSON vocabularies, before the fillers; those of Megatron-LM.
 JSON_SPECIAL = ("<unk>", "<s>", "</s>", "<mask>", "<pad>", "<cls>", "<sep>")
 JSON_VOCABULARY = 131072
+TOO_LONG = ("StackOverflow", "Max stack size")  # of its two ways to encode
 DEFAULT_SPECIAL_TOKENS = 1000
 
 
@@ -111,7 +112,7 @@ class TikTokenizer(Tokenizer):
                 return [self._library.encode(text, allowed_special="all") for text in texts]
             return [self._library.encode_ordinary(text) for text in texts]
         except BaseException as error:  # the library panics, which is no Exception
-            if "StackOverflow" not in str(error):
+            if not any(reason in str(error) for reason in TOO_LONG):
                 raise
             raise DataError(
                 "a run of spaces or of letters is too long for tiktoken, by megabytes; shorten it"

@@ -1,0 +1,21 @@
+"""What command lines of several modules have in common."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+
+class Once(argparse.Action):
+    """A list behind its flag, refused a second time: whether one or both are meant would be a guess."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: str | None = None,
+    ) -> None:
+        if getattr(namespace, self.dest, self.default) is not self.default:
+            raise argparse.ArgumentError(self, "given twice; give all its values behind one")
+        setattr(namespace, self.dest, values)
