@@ -27,7 +27,7 @@ from megalite.data.preprocess import PreprocessPlan, preprocess
 from megalite.data.sample_corpus import EOD_TOKEN, prepare_sample, train_tokenizer
 from megalite.data.tokenizer import Tokenizer, build_tokenizer, tiktoken
 from megalite.data.tokenizer.base import identity_of
-from megalite.data.tokenizer.model_config import config_of, configured_eod
+from megalite.data.tokenizer.model_config import ModelConfig
 
 SAMPLE = Path(__file__).parents[2] / "examples" / "data" / "sample.jsonl"
 
@@ -515,7 +515,25 @@ def test_an_end_of_document_token_that_is_no_text(tmp_path: Path) -> None:
     for wrong in (5, ["</s>"], {"content": 5}):
         (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": wrong}))
         with pytest.raises(DataError, match=r"tokenizer_config\.json: eos_token: expected a string, found"):
-            configured_eod(tmp_path / "tokenizer_config.json", config_of(tmp_path))
+            ModelConfig(tmp_path).eos_token()
+
+
+@pytest.mark.parametrize(
+    ("config", "special", "eos"),
+    [
+        ({}, {"eos_token": "cat"}, "cat"),
+        ({"eos_token": "mat"}, {"eos_token": {"content": "cat"}}, "cat"),
+        ({"eos_token": "mat"}, {"eos_token": None, "pad_token": "cat"}, "mat"),
+        ({"eos_token": "mat", "added_tokens_decoder": {}}, {"eos_token": "cat"}, "mat"),
+    ],
+)
+def test_older_folders_name_the_end_in_another_file(
+    tmp_path: Path, config: dict[str, Any], special: dict[str, Any], eos: str
+) -> None:
+    """In the order of transformers 4.57 and 5.24."""
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    (tmp_path / "special_tokens_map.json").write_text(json.dumps(special))
+    assert ModelConfig(tmp_path).eos_token() == eos
 
 
 @pytest.mark.parametrize(
@@ -545,7 +563,7 @@ def test_what_of_a_models_configuration_is_not_followed(
     if warned is None:
         assert warning is None
     else:
-        assert f"tokenizer_config.json: {warned}: tokenizer.json does not do so" in str(warning)
+        assert f"tokenizer_config.json asks for {warned}: tokenizer.json does not do so" in str(warning)
 
 
 def test_a_template_does_what_the_configuration_asks_for(trained: Path, tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ import orjson
 from megalite import _C
 from megalite.data.errors import DataError
 from megalite.data.tokenizer.base import Tokenizer, identity_of, library_errors
-from megalite.data.tokenizer.model_config import CONFIG, config_of, configured_eod, not_followed
+from megalite.data.tokenizer.model_config import ModelConfig
 from megalite.data.tokenizer.vocabulary_checks import check_unique, lost_symbols
 
 if TYPE_CHECKING:
@@ -150,9 +150,9 @@ def load_tokenizer_json(
         library = Library.from_buffer(content)
         # With other spaces, or another order of its keys, it is the same tokenizer.
         canonical = orjson.dumps(orjson.loads(content), option=orjson.OPT_SORT_KEYS)
-    config = config_of(path.parent)
-    configured = configured_eod(path.parent / CONFIG, config)
-    given_by = f"{path.parent / CONFIG}: eos_token" if configured and not eod_token else "--eod-token"
+    config = ModelConfig(path.parent)
+    configured = config.eos_token()
+    given_by = config.eos_place if configured and not eod_token else "--eod-token"
     own_eod = configured or _usual_eod(library)
     plain = {token.content for token in library.get_added_tokens_decoder().values() if not token.special}
     identity = identity_of("tokenizer.json", [canonical])
@@ -166,11 +166,8 @@ def load_tokenizer_json(
             given_by,
             _option_of_eod(eod_token or own_eod, own_eod, plain),
         )
-        if found := not_followed(config, library, add_special_tokens):
-            tokenizer.warning = (
-                f"{path.parent / CONFIG}: {', '.join(found)}: tokenizer.json does not do so, and alone "
-                "counts; where it should, save the tokenizer again with save_pretrained of transformers"
-            )
+        if found := config.not_followed(library, add_special_tokens):
+            tokenizer.warning = f"{path.parent}: tokenizer_config.json asks for {found}"
     return tokenizer
 
 
