@@ -566,6 +566,12 @@ def test_what_of_a_models_configuration_is_not_followed(
         assert f"tokenizer_config.json asks for {warned}: tokenizer.json does not do so" in str(warning)
 
 
+def test_a_vocabulary_of_numbers_has_a_configuration_too(tmp_path: Path) -> None:
+    Library(models.WordLevel({"1": 0, "2": 1}, "?")).save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"add_prefix_space": True}))
+    assert make(tokenizer_model=str(tmp_path)).warning is None
+
+
 def test_a_template_does_what_the_configuration_asks_for(trained: Path, tmp_path: Path) -> None:
     changed(trained, tmp_path, setting("post_processor", templates(0)))
     token = next(

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from megalite.data.errors import DataError
+from megalite.data.tokenizer.base import library_errors
 from megalite.listing import listing
 
 if TYPE_CHECKING:
@@ -44,8 +45,7 @@ class ModelConfig:
         Megatron-LM, may.
         """
         config = self._values
-        encoded = library.encode("a", add_special_tokens=add_special_tokens).ids
-        plain = library.encode("a", add_special_tokens=False).tokens
+        encoded = library.encode("", add_special_tokens=add_special_tokens).ids
         found = []
         for end, there in (("bos", encoded[:1]), ("eos", encoded[-1:])):
             token = _content(config.get(f"{end}_token"))
@@ -53,7 +53,7 @@ class ModelConfig:
             asked = config.get(f"add_{end}_token") is True and add_special_tokens
             if asked and number is not None and number not in there:
                 found.append(f"add_{end}_token")
-        if config.get("add_prefix_space") is True and plain and plain[0][0] not in SPACES:
+        if config.get("add_prefix_space") is True and not _adds_space(library):
             found.append("add_prefix_space")
         if missing := [token for token in self._tokens() if library.token_to_id(token) is None]:
             found.append(f"the tokens {listing(missing)}")
@@ -73,6 +73,16 @@ class ModelConfig:
         tokens += more if isinstance(more, list) else []
         tokens += decoder.values() if isinstance(decoder, dict) else []
         return list(dict.fromkeys(text for token in tokens if isinstance(text := _content(token), str)))
+
+
+def _adds_space(library: Library) -> bool:
+    """Whether a text begins with a space that it has not, as far as can be seen."""
+    try:
+        with library_errors("the letter a"):
+            tokens = library.encode("a", add_special_tokens=False).tokens
+    except DataError:  # a vocabulary of numbers
+        return True
+    return not tokens or tokens[0][0] in SPACES
 
 
 def _read(path: Path) -> dict[str, Any]:
