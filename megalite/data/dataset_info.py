@@ -58,6 +58,10 @@ class DatasetInfo:
     """Hash of the names, sizes and formats of all inputs, of which this is a share."""
     options: str | None = None
     """What beside the tokenizer's vocabulary decided how text became ids; None where that differs inside."""
+    begins_in: str | None = None
+    """Of a share, as `cut_hashes`: hash of the file inside which it begins, or None."""
+    ends_in: str | None = None
+    """The same of its end."""
 
     @staticmethod
     def of(
@@ -69,6 +73,7 @@ class DatasetInfo:
         key: str,
         partition: tuple[int, int] | None,
         corpus: str | None,
+        cuts: tuple[str | None, str | None],
     ) -> DatasetInfo:
         state = writer.state
         return DatasetInfo(
@@ -87,6 +92,8 @@ class DatasetInfo:
             partition=partition,
             corpus=corpus,
             options=tokenizer.options,
+            begins_in=cuts[0],
+            ends_in=cuts[1],
         )
 
 

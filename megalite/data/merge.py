@@ -8,7 +8,7 @@ import os
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from itertools import islice
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -154,8 +154,8 @@ def _common_info(
             )
             differs[field] = None
     sources = listed_sources(source for info in known.values() for source in info.sources)
-    made = replace(model, megalite=__version__, sources=sources, partition=None, corpus=None)
-    return replace(made, **differs)
+    of_shares: dict[str, Any] = dict.fromkeys(("partition", "corpus", "begins_in", "ends_in"))
+    return replace(model, megalite=__version__, sources=sources, **of_shares, **differs)
 
 
 def _check_partitions(infos: Mapping[str, DatasetInfo], prefixes: Sequence[str]) -> None:
@@ -198,3 +198,10 @@ def _check_partitions(infos: Mapping[str, DatasetInfo], prefixes: Sequence[str])
                     f"{prefix}: its {what} is {one!r}, but that of {first} is {other!r}; shares of two runs "
                     "do not make one: do one of them again"
                 )
+    for before, after in pairwise(prefixes):
+        ended, begun = infos[before].ends_in, infos[after].begins_in
+        if None not in (ended, begun) and ended != begun:
+            raise DataError(
+                f"{after}: the file inside which it begins is not what it was when {before} ended there, as "
+                "one that was shuffled; shares of two corpora do not make one: do all of this file again"
+            )

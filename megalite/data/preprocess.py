@@ -28,6 +28,7 @@ from megalite.data.errors import DataError, check_replaceable
 from megalite.data.indexed_dataset import DatasetWriter, token_dtype
 from megalite.data.inputs import Part, corpus_hash
 from megalite.data.resume import Checkpoint, NotContinued, RunState
+from megalite.data.share_cuts import cut_hashes
 from megalite.data.shortage import Room, started_pool
 from megalite.data.skipped import SkippedList
 from megalite.data.text_batches import read_text_batches
@@ -107,6 +108,7 @@ def preprocess(
     state = RunState(plan.first_prefix, plan.inputs, _recipe(plan, tokenizer, dtype))
     if plan.whole and corpus_hash(plan.whole) != plan.corpus:
         raise DataError("inputs changed while they were cut into shares; the same command starts anew")
+    cuts = cut_hashes(plan.inputs)
     progress = Progress()
     room = Room()
     encode = partial(
@@ -137,7 +139,7 @@ def preprocess(
             writer.complete()
         skipped.flush()
         infos = [
-            DatasetInfo.of(writer, dtype, tokenizer, eod, plan.inputs, key, plan.partition, plan.corpus)
+            DatasetInfo.of(writer, dtype, tokenizer, eod, plan.inputs, key, plan.partition, plan.corpus, cuts)
             for key, writer in zip(plan.json_keys, writers, strict=True)
         ]
         publish_with_info(list(zip(writers, infos, strict=True)))

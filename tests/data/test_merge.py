@@ -159,6 +159,20 @@ def test_shares_of_inputs_that_changed_are_not_merged(tmp_path: Path) -> None:
     assert not list(tmp_path.glob("whole*"))
 
 
+def test_shares_of_a_file_that_was_shuffled_are_not_merged(tmp_path: Path) -> None:
+    """By what stands at its ends and where it is cut: size, name and format are the same."""
+    texts = [str(i) * 9 for i in range(10, 90)]
+    path = lines(tmp_path / "in.jsonl", texts)
+    first, second = (share(path, tmp_path, index, ByteLevelTokenizer()) for index in range(2))
+    merge([first, second], str(tmp_path / "whole"))
+    lines(Path(path), texts[::-1])
+    share(path, tmp_path, 1, ByteLevelTokenizer())
+    with pytest.raises(DataError, match=r"inside which it begins is not what it was when .*part00000"):
+        merge([first, second], str(tmp_path / "whole"))
+    share(path, tmp_path, 0, ByteLevelTokenizer())
+    merge([first, second], str(tmp_path / "whole"))
+
+
 class WithOptions(ByteLevelTokenizer):
     options = "special tokens allowed"
 
