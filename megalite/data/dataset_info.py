@@ -58,6 +58,8 @@ class DatasetInfo:
     """Hash of the names, sizes and formats of all inputs, of which this is a share."""
     options: str | None = None
     """What beside the tokenizer's vocabulary decided how text became ids; None where that differs inside."""
+    library: str | None = None
+    """Version of what encoded, or what encoded was compared with; None where that differs inside."""
     begins_in: str | None = None
     """Of a share, as `cut_hashes`: hash of the file inside which it begins, or None."""
     ends_in: str | None = None
@@ -92,6 +94,7 @@ class DatasetInfo:
             partition=partition,
             corpus=corpus,
             options=tokenizer.options,
+            library=", ".join(tokenizer.defined_by) or None,
             begins_in=cuts[0],
             ends_in=cuts[1],
         )

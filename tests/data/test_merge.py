@@ -159,6 +159,19 @@ def test_shares_of_inputs_that_changed_are_not_merged(tmp_path: Path) -> None:
     assert not list(tmp_path.glob("whole*"))
 
 
+def test_shares_by_two_versions_of_a_library_are_not_merged(tmp_path: Path) -> None:
+    path = lines(tmp_path / "in.jsonl", ["a"] * 100)
+    tokenizer = ByteLevelTokenizer()
+    shares = []
+    for index, packages in enumerate([("numpy",), ("numpy", "orjson")]):
+        tokenizer.packages = packages
+        shares.append(share(path, tmp_path, index, tokenizer))
+    with pytest.raises(DataError, match=r"made by numpy .*, orjson .*, but .* by numpy .*, which may give"):
+        merge(shares, str(tmp_path / "whole"))
+    tokenizer.packages = ("numpy",)
+    merge([shares[0], share(path, tmp_path, 1, tokenizer)], str(tmp_path / "whole"))
+
+
 def test_shares_of_a_file_that_was_shuffled_are_not_merged(tmp_path: Path) -> None:
     """By what stands at its ends and where it is cut: size, name and format are the same."""
     texts = [str(i) * 9 for i in range(10, 90)]

@@ -47,6 +47,11 @@ class Tokenizer(ABC):
         """Of `packages`: another one may give other ids."""
         return [f"{name} {_version(name)}" for name in self.packages]
 
+    @property
+    def defined_by(self) -> list[str]:
+        """Those of `versions` that say which ids a text has: an engine gives those of another."""
+        return self.versions
+
     def check_encodes(self) -> None:  # noqa: B027 - most have nothing to check
         """Raises DataError for a tokenizer that loses text, though it may decode what others have made."""
 

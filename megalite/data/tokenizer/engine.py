@@ -32,6 +32,10 @@ class Engine(Tokenizer):
         self.failure: str | None = None
         """Why the engine failed on text that the reference encoded, the last time that it did."""
 
+    @property
+    def defined_by(self) -> list[str]:
+        return self._reference.versions
+
     def check_encodes(self) -> None:
         self._reference.check_encodes()
 
