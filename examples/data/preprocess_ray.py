@@ -16,6 +16,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from megalite.flags import Once
+
 TOOLS = Path(__file__).resolve().parents[2] / "tools"
 NO_PROGRESS = ["--log-interval", str(10**12)]  # documents between lines
 
@@ -36,7 +38,11 @@ def main() -> int:
     parser.add_argument("--address", help="of a running cluster (default: Ray's own choice, or this machine)")
     parser.add_argument("--output-prefix", required=True, help="the datasets are named PREFIX_KEY_document")
     parser.add_argument(
-        "--json-keys", nargs="+", default=["text"], help="keys to read, a dataset each (default: text)"
+        "--json-keys",
+        nargs="+",
+        action=Once,
+        default=["text"],
+        help="keys to read, a dataset each (default: text)",
     )
     flags, rest = parser.parse_known_args()
     try:

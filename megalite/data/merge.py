@@ -203,8 +203,8 @@ def _check_partitions(infos: Mapping[str, DatasetInfo], prefixes: Sequence[str])
         one, other = infos[prefix].library, infos[first].library
         if None not in (one, other) and one != other:
             raise DataError(
-                f"{prefix}: made by {one}, but {first} by {other}, which may give other ids; shares of two runs "
-                "do not make one: do one of them again"
+                f"{prefix}: made by {one}, but {first} by {other}, which may give other ids; shares of two "
+                "runs do not make one: do one of them again"
             )
     for before, after in pairwise(prefixes):
         ended, begun = infos[before].ends_in, infos[after].begins_in

@@ -542,7 +542,7 @@ def test_older_folders_name_the_end_in_another_file(
         ({"add_bos_token": True, "bos_token": {"content": EOD_TOKEN}}, "add_bos_token"),
         ({"add_eos_token": True, "eos_token": EOD_TOKEN}, "add_eos_token"),
         ({"add_bos_token": False, "bos_token": EOD_TOKEN, "add_eos_token": None}, None),
-        ({"add_bos_token": True, "bos_token": None}, None),
+        ({"add_bos_token": True, "bos_token": None, "unk_token": ""}, None),
         ({"add_prefix_space": True}, "add_prefix_space"),
         ({"pad_token": "<pad>"}, "the tokens <pad>"),
         (
@@ -563,7 +563,12 @@ def test_what_of_a_models_configuration_is_not_followed(
     if warned is None:
         assert warning is None
     else:
-        assert f"tokenizer_config.json asks for {warned}: tokenizer.json does not do so" in str(warning)
+        assert f"special_tokens_map.json asks for {warned}: tokenizer.json does not do so" in str(warning)
+
+
+def test_gpt2s_files_name_their_type() -> None:
+    with pytest.raises(DataError, match="--merge-file are of --tokenizer-type GPT2BPETokenizer"):
+        make(vocab_file="vocab.json", merge_file="merges.txt")
 
 
 def test_a_vocabulary_of_numbers_has_a_configuration_too(tmp_path: Path) -> None:

@@ -66,6 +66,8 @@ def build_tokenizer(
     if kind == "GPT2BPETokenizer":
         return load_gpt2_bpe(settings.vocab_file, settings.merge_file, eod_token, allow_special_tokens)
     model = settings.tokenizer_model
+    if model is None and settings.vocab_file is not None:
+        raise DataError("--vocab-file and --merge-file are of --tokenizer-type GPT2BPETokenizer")
     if model is None:
         raise DataError(f"{kind} needs --tokenizer-model")
     if kind == "HuggingFaceTokenizer":

@@ -15,7 +15,7 @@ import orjson
 from megalite import _C
 from megalite.data.errors import DataError
 from megalite.data.tokenizer.base import Tokenizer, identity_of, library_errors
-from megalite.data.tokenizer.model_config import ModelConfig
+from megalite.data.tokenizer.model_config import FILES, ModelConfig
 from megalite.data.tokenizer.vocabulary_checks import check_unique, lost_symbols
 
 if TYPE_CHECKING:
@@ -167,7 +167,7 @@ def load_tokenizer_json(
             _option_of_eod(eod_token or own_eod, own_eod, plain),
         )
         if found := config.not_followed(library, add_special_tokens):
-            tokenizer.warning = f"{path.parent}: tokenizer_config.json asks for {found}"
+            tokenizer.warning = f"{path.parent}: {' or '.join(FILES)} asks for {found}"
     return tokenizer
 
 

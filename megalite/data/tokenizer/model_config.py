@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 CONFIG = "tokenizer_config.json"
 SPECIAL_TOKENS = "special_tokens_map.json"
+FILES = (CONFIG, SPECIAL_TOKENS)
 SPACES = "\u0120\u2581 "  # as byte-level tokenizers and those of SentencePiece write one
 
 
@@ -72,7 +73,8 @@ class ModelConfig:
         )
         tokens += more if isinstance(more, list) else []
         tokens += decoder.values() if isinstance(decoder, dict) else []
-        return list(dict.fromkeys(text for token in tokens if isinstance(text := _content(token), str)))
+        texts = (_content(token) for token in tokens)
+        return list(dict.fromkeys(text for text in texts if isinstance(text, str) and text))
 
 
 def _adds_space(library: Library) -> bool:
