@@ -170,7 +170,8 @@ void bind_indexed_dataset(py::module_ &module) {
         .def("sequence", &sequence, py::arg("index"), py::arg("offset") = 0, py::arg("count") = std::nullopt)
         .def("check_read", &IndexedDataset::check_read)
         .def("tokens_between", &IndexedDataset::tokens_between, py::arg("first"), py::arg("last"))
-        .def("lengths_hash", &IndexedDataset::lengths_hash, py::arg("first"), py::arg("last"));
+        .def("lengths_hash", &IndexedDataset::lengths_hash, py::arg("first"), py::arg("last"),
+             py::call_guard<py::gil_scoped_release>());
 
     py::class_<MappedFile, std::shared_ptr<MappedFile>>(module, "MappedFile")
         .def(py::init<const std::string &>(), py::arg("path"), py::call_guard<py::gil_scoped_release>())

@@ -8,6 +8,7 @@ from typing import Any
 from megalite.checkpoint import CheckpointError, latest_iteration, read_state
 from megalite.config import Config, to_dict
 from megalite.config.settings import SETTINGS
+from megalite.training.errors import TrainingError
 
 # Settings that decide which tensors a checkpoint has and of what shape.
 _DECIDES_TENSORS = (
@@ -72,16 +73,29 @@ def _changes(names: Sequence[str], saved: Mapping[str, Any], now: Mapping[str, A
     ]
 
 
+def check_kind_of_data(saved: Mapping[str, Any], config: Config, directory: str) -> None:
+    """Raises TrainingError where made-up samples would follow on datasets, or the other way, in the run with
+    the settings `saved`: how far datasets were read would be lost.
+    """
+    kinds = {True: "--mock-data", False: "datasets"}
+    before, now = saved["mock_data"], config.data.mock_data
+    if before != now:
+        raise TrainingError(
+            f"{directory}: was trained on {kinds[before]}, and {kinds[now]} cannot follow in the same run: "
+            "how far datasets were read would be lost; give --load and --save other folders, or --finetune, "
+            "which begins anew with its weights"
+        )
+
+
 def sample_warnings(saved: Mapping[str, Any], config: Config) -> list[str]:
     """A warning for each setting by which made-up samples to come differ from those of the saved run.
 
     Those of datasets are compared where their order is known, in `megalite.data.data_order`.
     """
     now = as_saved(config)
-    mocked = saved["mock_data"] and now["mock_data"]
     return [
         f"warning: {name} was {saved[name]} when the checkpoint was saved and is {now[name]} now: "
         "the samples still to come are not those that the saved run would have drawn"
-        for name in (("seed", "seq_length") if mocked else ("mock_data",))
-        if saved[name] != now[name]
+        for name in ("seed", "seq_length")
+        if now["mock_data"] and saved[name] != now[name]
     ]

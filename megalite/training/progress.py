@@ -16,7 +16,13 @@ from megalite.checkpoint import (
 )
 from megalite.checkpoint.collective import on_first_rank
 from megalite.config import Config
-from megalite.training.compatibility import as_saved, changes_of_meaning, misfits, sample_warnings
+from megalite.training.compatibility import (
+    as_saved,
+    changes_of_meaning,
+    check_kind_of_data,
+    misfits,
+    sample_warnings,
+)
 from megalite.training.drawn import Drawn, drawn_lines
 from megalite.training.errors import TrainingError
 from megalite.training.step import Trainer
@@ -183,5 +189,6 @@ def load_progress(trainer: Trainer) -> Resumed:
     lines = [f"loaded checkpoint of iteration {progress.iteration} from {directory}"]
     drawn = state.get("samples_by_dataset")
     if not config.batch.skip_train:
+        check_kind_of_data(state["config"], config, directory)
         lines += [*drawn_lines(drawn or {}), *sample_warnings(state["config"], config)]
     return Resumed(progress, lines, drawn, state.get("data_order"))

@@ -288,6 +288,18 @@ def test_longer_mock_runs_draw_the_samples_they_would_have_drawn(
     assert "warning: seed was 1234 when the checkpoint was saved and is 7 now" in capsys.readouterr().out
 
 
+def test_made_up_samples_and_datasets_do_not_follow_each_other(tmp_path: Path) -> None:
+    prefix, folder = write_dataset(tmp_path / "a", [50] * 20, vocab_size=31), str(tmp_path / "run")
+    data = f"--split 1,0,0 --data-path {prefix} --save {folder} --load {folder}"
+    train(f"{data} --train-iters 1", mock=False)
+    message = "was trained on datasets, and --mock-data cannot follow in the same run: how far dat"
+    with pytest.raises(TrainingError, match=message):
+        train("--train-iters 2", "--load", folder)
+    train("--train-iters 2 --finetune", "--load", folder, "--save", str(tmp_path / "mock"))
+    with pytest.raises(TrainingError, match="was trained on --mock-data, and datasets cannot follow"):
+        train(f"--split 1,0,0 --data-path {prefix} --train-iters 3 --load {tmp_path}/mock", mock=False)
+
+
 def test_samples_are_counted_by_dataset_over_all_parts_of_a_run(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
