@@ -16,7 +16,7 @@ from tokenizers.normalizers import Replace
 from tokenizers.pre_tokenizers import ByteLevel, PreTokenizer, Sequence, Split
 
 from megalite.data.errors import DataError
-from megalite.data.tokenizer.engine_splits import EQUAL_CLASSES, ignores_case, patterns_of, unlike_split
+from megalite.data.tokenizer.engine_splits import EQUAL_CLASSES, patterns_of, unlike_split
 from megalite.data.tokenizer.fastokens import FastokensEngine
 from megalite.data.tokenizer.huggingface import HuggingFaceTokenizer
 
@@ -52,7 +52,22 @@ def reference_of(split: PreTokenizer) -> HuggingFaceTokenizer:
         (r"\p{^L}+|.", r"\p"),
         (r"\pL+|.", r"\p"),
         (r"(.)\1", r"\1"),
+        (r"\v", r"\v"),
+        (r"\p{N}{1,3}+|.", "{1,3}+"),
+        (r"a{2}?|.", "{2}?"),
+        (r"a{,3}|.", "{,"),
+        (r"\s++$|.", "$"),
+        (r"^a|.", "^"),
+        (r"[a[bS]]+|.", "["),
+        (r"[\p{L}&&[^a]]+|.", "["),
+        (r"[\p{L}&&\P{Lu}]+|.", "["),
+        (r"(?m:.+)", "(?m"),
+        (r"(?i:sir)|.", "(?i"),
+        (r"(?<name>a)|.", "(?<"),
         (LLAMA_3, None),
+        (r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}++|\p{N}{1,3}| ?[^\s\p{L}]++[\r\n]*+", None),
+        (r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[一-龥]+", None),
+        (r"(?<=[a-z])(?=[A-Z])|(?<!a)(?:b){2}(?>c)(d)[\]\[^$]\$\^", None),
         (r"\p{Lu}\p{Ll}+|[\x{3041}-\x{30ff}]+|\P{N}|\d\D\S[\[\]\\w:]", None),
     ],
 )
@@ -67,11 +82,6 @@ def test_patterns_are_found_wherever_they_are() -> None:
     library.normalizer = Replace(Regex("b+"), "b")
     library.pre_tokenizer = Sequence([Split(Regex("c"), "removed"), Split("d", "removed"), ByteLevel()])
     assert patterns_of(library) == ["b+", "c"]
-
-
-def test_other_patterns_than_contractions_that_ignore_case() -> None:
-    assert not ignores_case([LLAMA_3, r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?\p{L}+", "a"])
-    assert ignores_case(["a", f"(?i:sir)|{LLAMA_3}"])
 
 
 def test_an_engine_is_refused() -> None:

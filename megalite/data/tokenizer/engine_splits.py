@@ -17,26 +17,27 @@ EQUAL_CLASSES = {
     *("L", "Lu", "Ll", "Lt", "Lm", "Lo", "M", "Mn", "Mc", "Me", "N", "Nd", "Nl", "No"),
     *("P", "Pc", "Pd", "S", "Sm", "Sc", "So", "Sk", "Z", "Zs", "Zl"),
 }
-EQUAL_ESCAPES = "dDsSrntfvx"  # and what is no letter or digit
-_ESCAPE = re.compile(r"\\(?:[pP]\{(\w+)\}|.)|\[:\^?\w+:\]", re.DOTALL)
-# The contractions of the usual patterns, in which alone an s of other case stands behind an apostrophe.
+EQUAL_ESCAPES = "dDsSrntfx"  # and what is no letter or digit
+_ESCAPE = re.compile(r"\\(?:[pP]\{(\w+)\}|x\{\w+\}|.)|\[:\^?\w+:\]", re.DOTALL)
+_CHARACTERS = re.compile(r"\[\^?(?:[^\[\]&]|&(?!&))+\]")
+# In Ruby's syntax, which the library has, {1,3}+ repeats, elsewhere it is possessive; ^ and $ are of lines or
+# of the text; where case is ignored some take a long s for an s. The usual contractions are known.
+_UNLIKE = re.compile(r"\{[\d,]*\}[+?]|\{,|[\^$\[\]]|\(\?(?![:=!>]|<[=!]).?")
 _CONTRACTIONS = re.compile(r"\(\?i:'s\|'t\|'re\|'ve\|'m\|'ll\|'d\)|'\(\?i:\[sdmt\]\|ll\|ve\|re\)")
 
 
 def unlike_split(patterns: Sequence[str]) -> str | None:
-    """What in `patterns` may mean other characters in an engine; None if nothing does."""
+    """What in `patterns` may mean something else in an engine; None if nothing does."""
     for pattern in patterns:
         for escape in _ESCAPE.finditer(pattern):
             found, name = escape.group(), escape.group(1)
             same = name in EQUAL_CLASSES if name else found[1] in EQUAL_ESCAPES or not found[1].isalnum()
             if found[0] == "[" or not same:
                 return f"the pattern of the tokenizer has {found}"
+        rest = _CHARACTERS.sub("", _ESCAPE.sub("_", _CONTRACTIONS.sub("", pattern)))
+        if (unlike := _UNLIKE.search(rest)) is not None:
+            return f"the pattern of the tokenizer has {unlike.group()}"
     return None
-
-
-def ignores_case(patterns: Sequence[str]) -> bool:
-    """Whether one of `patterns` does so elsewhere than for contractions."""
-    return any("(?i" in _CONTRACTIONS.sub("", pattern) for pattern in patterns)
 
 
 def patterns_of(library: Library) -> list[str]:

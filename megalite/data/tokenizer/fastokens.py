@@ -10,7 +10,7 @@ import numpy as np
 from megalite.data.errors import DataError
 from megalite.data.tokenizer.base import Tokenizer
 from megalite.data.tokenizer.engine import Engine, library_of, refusing_tokenizer
-from megalite.data.tokenizer.engine_splits import ignores_case, patterns_of, unlike_split
+from megalite.data.tokenizer.engine_splits import patterns_of, unlike_split
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as Library
@@ -21,7 +21,7 @@ VOWEL_SEPARATOR = "\u180e"  # of Mongolian
 
 class FastokensEngine(Engine):
     """Version 0.3.5 gave the ids of tokenizers 0.23 for every text that was tried (docs/data_benchmark.md),
-    with these exceptions. It finds some added tokens otherwise, and means other characters by some classes of
+    with these exceptions. It finds some added tokens otherwise, and means something else by parts of
     patterns: tokenizers with such are refused. Where a pattern ignores case, the library takes the long s for
     an s (`'s` as in "it's"), and it takes Mongolian's vowel separator for a space: text with one, or with a
     long s behind an apostrophe, goes to the reference.
@@ -33,16 +33,14 @@ class FastokensEngine(Engine):
     def __init__(self, reference: Tokenizer) -> None:
         library, known = library_of("fastokens", reference)
         super().__init__(known)
-        patterns = patterns_of(known.library)
-        if reason := other_added_tokens(known.library) or unlike_split(patterns):
+        if reason := other_added_tokens(known.library) or unlike_split(patterns_of(known.library)):
             raise DataError(
                 f"--engine fastokens: {reason}, which is not known to be equal; leave --engine out"
             )
         with refusing_tokenizer("fastokens"):
             self._engine = library.Tokenizer.from_json_str(known.library.to_str())
         # A normalizer may put the apostrophe before it.
-        anywhere = known.library.normalizer is not None or ignores_case(patterns)
-        self._long_s = LONG_S if anywhere else f"'{LONG_S}"
+        self._long_s = f"'{LONG_S}" if known.library.normalizer is None else LONG_S
 
     def _is_sure(self, text: str) -> bool:
         return self._long_s not in text and VOWEL_SEPARATOR not in text
