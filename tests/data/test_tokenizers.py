@@ -545,6 +545,8 @@ def test_older_folders_name_the_end_in_another_file(
         ({"add_bos_token": True, "bos_token": None, "unk_token": ""}, None),
         ({"add_prefix_space": True}, "add_prefix_space"),
         ({"pad_token": "<pad>"}, "the tokens <pad>"),
+        ({"extra_special_tokens": ["<x>"]}, "the tokens <x>"),
+        ({"extra_special_tokens": {"image_token": "<y>"}}, "the tokens <y>"),
         (
             {
                 "additional_special_tokens": ["<x>", EOD_TOKEN],

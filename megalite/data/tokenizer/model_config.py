@@ -68,11 +68,9 @@ class ModelConfig:
     def _tokens(self) -> list[str]:
         """All that are named, each once."""
         tokens = [token for name, token in self._values.items() if name.endswith("_token")]
-        more, decoder = (
-            self._values.get(name) for name in ("additional_special_tokens", "added_tokens_decoder")
-        )
-        tokens += more if isinstance(more, list) else []
-        tokens += decoder.values() if isinstance(decoder, dict) else []
+        for name in ("additional_special_tokens", "extra_special_tokens", "added_tokens_decoder"):
+            more = self._values.get(name)
+            tokens += more.values() if isinstance(more, dict) else more if isinstance(more, list) else []
         texts = (_content(token) for token in tokens)
         return list(dict.fromkeys(text for text in texts if isinstance(text, str) and text))
 
