@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cstdint>
-#include <system_error>
+#include <exception>
 #include <thread>
 #include <vector>
 #ifdef _OPENMP
@@ -36,7 +36,7 @@ template <typename Find> int64_t least_of(int64_t parts, int64_t none, const Fin
     others.reserve(static_cast<size_t>(std::max<int64_t>(count, 1)));
     try {
         while (static_cast<int64_t>(others.size()) + 1 < count) others.emplace_back(search);
-    } catch (const std::system_error &) {
+    } catch (const std::exception &) { // those that there are do all of it
     }
     search();
     for (std::thread &other : others) other.join();

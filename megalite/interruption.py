@@ -1,4 +1,6 @@
-"""Ctrl-C ends a command with one line, as soon as the C++ call that the main thread is in returns."""
+"""Ctrl-C ends a command with one line, as soon as the C++ call that the main thread is in returns; behind it
+and SIGTERM the terminal shows its cursor again.
+"""
 
 from __future__ import annotations
 
@@ -16,10 +18,13 @@ def end_on_interrupt(message: str) -> None:
 
     A KeyboardInterrupt is no way out of an import: numpy takes it for a broken installation, orjson ends in
     a SIGSEGV. Nor would it end the process, as Python waits for threads, which may be in a long text.
+
+    Where the system gives no threads, OpenBLAS sends itself a SIGINT when numpy is imported: that ends the
+    process, too.
     """
 
     def end(number: int, frame: FrameType | None) -> None:
-        show_cursor()
+        _show_cursor()
         if os.environ.get("RANK", "0") == "0":
             with contextlib.suppress(OSError):  # nobody reads it any more
                 os.write(2, f"{message}\n".encode())
@@ -46,7 +51,7 @@ def show_cursor_on_terminate() -> None:
     """
 
     def terminate(number: int, frame: FrameType | None) -> None:
-        show_cursor()
+        _show_cursor()
         signal.signal(number, signal.SIG_DFL)
         signal.raise_signal(number)
 
@@ -54,7 +59,7 @@ def show_cursor_on_terminate() -> None:
         signal.signal(signal.SIGTERM, terminate)
 
 
-def show_cursor() -> None:
+def _show_cursor() -> None:
     """Which a progress bar hides."""
     with contextlib.suppress(OSError):
         if os.isatty(2):

@@ -59,9 +59,9 @@ class DatasetInfo:
     options: str | None = None
     """What beside the tokenizer's vocabulary decided how text became ids; None where that differs inside."""
     library: str | None = None
-    """Version of what encoded, or what encoded was compared with; None where that differs inside."""
+    """Version of what encoded, or what encoded was compared with; None where it is not known or differs."""
     begins_in: str | None = None
-    """Of a share, as `cut_hashes`: hash of the file inside which it begins, or None."""
+    """Of a share, as `cut_hashes`: hash of parts of the file inside which it begins, or None."""
     ends_in: str | None = None
     """The same of its end."""
 

@@ -108,14 +108,14 @@ class StepLoader(Iterator[list[Batch]]):
         start = time.perf_counter()
         try:
             host = next(self._reader)
+            self.wait_seconds = time.perf_counter() - start
+            return self._batches(host)
         except KeyboardInterrupt:  # a step may be lost
             self._interrupted = True
             raise
         except BaseException:
             self._finished = True
             raise
-        self.wait_seconds = time.perf_counter() - start
-        return self._batches(host)
 
     def _batches(self, host: HostBatches) -> list[Batch]:
         tokens = to_device(host.tokens, self._device)

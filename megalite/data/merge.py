@@ -154,8 +154,8 @@ def _common_info(
             )
             differs[field] = None
     sources = listed_sources(source for info in known.values() for source in info.sources)
-    libraries = {info.library for info in known.values()}
-    differs["library"] = model.library if len(libraries) == 1 else None
+    if len({info.library for info in known.values()}) > 1:
+        differs["library"] = None
     of_shares: dict[str, Any] = dict.fromkeys(("partition", "corpus", "begins_in", "ends_in"))
     return replace(model, megalite=__version__, sources=sources, **of_shares, **differs)
 
@@ -200,16 +200,17 @@ def _check_partitions(infos: Mapping[str, DatasetInfo], prefixes: Sequence[str])
                     f"{prefix}: its {what} is {one!r}, but that of {first} is {other!r}; shares of two runs "
                     "do not make one: do one of them again"
                 )
-        one, other = infos[prefix].library, infos[first].library
-        if None not in (one, other) and one != other:
+        one = infos[prefix].library
+        known = next((each for each in shares if infos[each].library is not None), prefix)
+        if one is not None and one != infos[known].library:
             raise DataError(
-                f"{prefix}: made by {one}, but {first} by {other}, which may give other ids; shares of two "
-                "runs do not make one: do one of them again"
+                f"{prefix}: made by {one}, but {known} by {infos[known].library}, which may give other ids; "
+                "shares of two runs do not make one: do one of them again"
             )
     for before, after in pairwise(prefixes):
         ended, begun = infos[before].ends_in, infos[after].begins_in
         if None not in (ended, begun) and ended != begun:
             raise DataError(
-                f"{after}: the file inside which it begins is not what it was when {before} ended there, as "
-                "one that was shuffled; shares of two corpora do not make one: do all of this file again"
+                f"{after}: {infos[before].sources[-1]}, inside which it begins, is not what it was when "
+                f"{before} ended there, as a file that was shuffled: do all shares of that file again"
             )

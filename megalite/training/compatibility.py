@@ -75,14 +75,14 @@ def _changes(names: Sequence[str], saved: Mapping[str, Any], now: Mapping[str, A
 
 def check_kind_of_data(saved: Mapping[str, Any], config: Config, directory: str) -> None:
     """Raises TrainingError where made-up samples would follow on datasets, or the other way, in the run with
-    the settings `saved`: how far datasets were read would be lost.
+    the settings `saved`: the samples of a run are numbered from its beginning.
     """
     kinds = {True: "--mock-data", False: "datasets"}
     before, now = saved["mock_data"], config.data.mock_data
     if before != now:
         raise TrainingError(
             f"{directory}: was trained on {kinds[before]}, and {kinds[now]} cannot follow in the same run: "
-            "how far datasets were read would be lost; give --load and --save other folders, or --finetune, "
+            "its place in the data would be lost; give --load and --save other folders, or --finetune, "
             "which begins anew with its weights"
         )
 

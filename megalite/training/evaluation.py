@@ -13,7 +13,7 @@ from megalite.training.step import Trainer
 
 
 def _evaluate(
-    trainer: Trainer, dataset: Dataset, consumed_samples: int, leave: Callable[[], bool] = lambda: False
+    trainer: Trainer, dataset: Dataset, consumed_samples: int, leave: Callable[[], bool]
 ) -> float | None:
     with open_loader(trainer, dataset, consumed_samples, _batch_size(trainer)) as loader:
         loss = trainer.evaluate(loader, trainer.config.evaluation.eval_iters, leave)
@@ -30,7 +30,7 @@ def validate(
     datasets: Splits,
     progress: Progress,
     reporter: Reporter,
-    leave: Callable[[], bool] = lambda: False,
+    leave: Callable[[], bool],
 ) -> Progress:
     """Evaluate on the next validation samples; each evaluation reads others while there are any.
 
@@ -48,11 +48,13 @@ def validate(
     return replace(progress, consumed_valid_samples=start + read)
 
 
-def evaluate_at_the_end(trainer: Trainer, datasets: Splits, progress: Progress, reporter: Reporter) -> None:
-    """A last validation, and the test split from its beginning."""
-    validate(trainer, datasets, progress, reporter)
+def evaluate_at_the_end(
+    trainer: Trainer, datasets: Splits, progress: Progress, reporter: Reporter, leave: Callable[[], bool]
+) -> None:
+    """A last validation, and the test split from its beginning; `leave` as of `validate`."""
+    validate(trainer, datasets, progress, reporter, leave)
     if datasets.test is not None and trainer.config.evaluation.eval_iters:
-        loss = _evaluate(trainer, datasets.test, 0)
+        loss = _evaluate(trainer, datasets.test, 0, leave)
         reporter.validation(
             progress.iteration, "test_loss", f"iteration {progress.iteration} on test set", loss
         )

@@ -73,11 +73,11 @@ def run(config: Config, topology: Topology) -> None:
             lines.append(f"warning: {datasets.warning}")
         for line in [*_description(trainer), *lines]:
             reporter.say(line)
-        if not config.batch.skip_train:
-            with StopRequest(config, topology, started) as stop:
+        with StopRequest(config, topology, started) as stop:
+            if not config.batch.skip_train:
                 progress = train(trainer, datasets, progress, drawn, reporter, stop)
-        if config.batch.skip_train or is_complete(trainer, progress):
-            evaluate_at_the_end(trainer, datasets, progress, reporter)
+            if (config.batch.skip_train or is_complete(trainer, progress)) and not stop.leaves():
+                evaluate_at_the_end(trainer, datasets, progress, reporter, stop.leaves)
         if save is not None:
             reporter.say(
                 f"to resume this run, {how_to_resume(config)}; to extend it, raise {_length(config)}"
@@ -135,9 +135,7 @@ def train(
                 progress = _report(trainer, progress, window, rate, reporter)
             if iteration < end.iteration and due(iteration, config.evaluation.eval_interval):
                 with window.paused(progress) as progress:
-                    progress = validate(
-                        trainer, datasets, progress, reporter, lambda: stop.asked_at_once() is not None
-                    )
+                    progress = validate(trainer, datasets, progress, reporter, stop.leaves)
             if _saves_after(iteration, config):
                 with window.paused(progress) as progress:
                     reporter.say(save_progress(trainer, progress, drawn, first))

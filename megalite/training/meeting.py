@@ -64,9 +64,9 @@ def meet(after: str, patience: timedelta, silence: timedelta, advice: str) -> No
     store = _store()
     try:
         number = store.add(f"of rank {rank}", 1)
-        place = store.add("of all", 1) - ranks * (number - 1)  # 1 is the first to come
+        first = int(store.compare_set(f"first of {number}", "", str(rank)))
         outcome = f"outcome of {number}"
-        if place == ranks:
+        if store.add("of all", 1) == ranks * number:
             store.compare_set(outcome, "", ALL_CAME)
         began, told, pause = time.monotonic(), 0.0, 0.001
         signs = _Signs(store)
@@ -74,11 +74,12 @@ def meet(after: str, patience: timedelta, silence: timedelta, advice: str) -> No
             time.sleep(pause)
             pause = min(2 * pause, LOOKS_SECONDS)
             waited = time.monotonic() - began
-            # The first to come, and where that has died all others.
-            speaks = place == 1 or waited > patience.total_seconds() + 2 * SPEAKS_SECONDS
-            if not speaks or waited - told < min(SPEAKS_SECONDS, patience.total_seconds()):
+            if waited - told < min(SPEAKS_SECONDS, patience.total_seconds()):
                 continue
             told = waited
+            # The first to come looks and speaks, and where that has died all others.
+            if first != rank and not signs.missing([first], silence.total_seconds()):
+                continue
             late = [each for each in range(ranks) if store.add(f"of rank {each}", 0) < number]
             if not late:
                 continue

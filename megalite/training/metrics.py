@@ -131,10 +131,11 @@ class Reporter:
                     self._board.add_scalar(field.name, record[field.name], metrics.iteration)
 
     def validation(self, iteration: int, name: str, label: str, loss: float | None) -> None:
-        """Report an evaluation, nothing of one that was given up; `name` is the key, valid_loss or
-        test_loss.
-        """
-        if not self.enabled or loss is None:
+        """Report an evaluation, None: that it was given up; `name` is the key, valid_loss or test_loss."""
+        if not self.enabled:
+            return
+        if loss is None:
+            self.say(f"the evaluation at {label} was given up")
             return
         self.say(validation_lines(label, loss))
         self._write({"iteration": iteration, name: loss})

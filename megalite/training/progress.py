@@ -105,10 +105,12 @@ def after_interrupt(config: Config) -> str:
     try:
         saved = latest_iteration(save)
     except CheckpointError:  # told when it is loaded
-        saved = None
+        return "interrupted"
     if saved is None:
         return f"interrupted; nothing was saved in {save} yet"
-    return f"interrupted; to go on from iteration {saved}, {how_to_resume(config)}"
+    return (
+        f"interrupted; {save} holds a run up to iteration {saved}; to go on with it, {how_to_resume(config)}"
+    )
 
 
 def overwriting(config: Config, directory: str | None) -> list[str]:

@@ -19,8 +19,9 @@ def due(iteration: int, interval: int | None) -> bool:
 
 
 class StopRequest:
-    """Reasons to leave before the end that every rank must agree on: an iteration, a duration, a signal; this
-    does behind the `with` block what it did before.
+    """Reasons to leave before the end that every rank must agree on: an iteration, a duration, a signal.
+
+    Inside the `with` block SIGTERM is noted; behind it its earlier handler is back.
     """
 
     def __init__(self, config: Config, topology: Topology, started: float):
@@ -38,6 +39,10 @@ class StopRequest:
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         self._signalled = True
+
+    def leaves(self) -> bool:
+        """Whether the run should stop wherever it is. Collective as `asked_at_once`."""
+        return self.asked_at_once() is not None
 
     def asked(self, iteration: int) -> str | None:
         """Why the run should stop after this iteration, or None. Collective as `asked_at_once`."""

@@ -180,7 +180,9 @@ def test_shares_of_a_file_that_was_shuffled_are_not_merged(tmp_path: Path) -> No
     merge([first, second], str(tmp_path / "whole"))
     lines(Path(path), texts[::-1])
     share(path, tmp_path, 1, ByteLevelTokenizer())
-    with pytest.raises(DataError, match=r"inside which it begins is not what it was when .*part00000"):
+    with pytest.raises(
+        DataError, match=r"in\.jsonl, inside which it begins, is not what it was when .*part00000"
+    ):
         merge([first, second], str(tmp_path / "whole"))
     share(path, tmp_path, 0, ByteLevelTokenizer())
     merge([first, second], str(tmp_path / "whole"))

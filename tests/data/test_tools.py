@@ -48,7 +48,7 @@ main([*sys.argv[2:], "--output-prefix", sys.argv[1] + "/before"])
 child = os.fork()
 if child == 0:
     os._exit(main([*sys.argv[2:], "--output-prefix", sys.argv[1] + "/behind"]))
-sys.exit(os.waitpid(child, 0)[1])
+sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 """
 
 

@@ -84,4 +84,6 @@ def test_a_corpus_that_not_every_engine_takes_is_a_message(
     (tmp_path / "in.jsonl").write_text(f'{{"text": "a"}}\n{line}\n')
     monkeypatch.setattr(sys, "argv", ["benchmark.py", "data", "--corpus", str(tmp_path / "in.jsonl")])
     assert benchmark.main() == 1
-    assert f"{tmp_path}/in.jsonl:2: expected a JSON object with a text" in capsys.readouterr().err
+    assert (
+        f"{tmp_path}/in.jsonl:2: expected a JSON object, without NaN, with a text" in capsys.readouterr().err
+    )

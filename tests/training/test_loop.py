@@ -292,7 +292,7 @@ def test_made_up_samples_and_datasets_do_not_follow_each_other(tmp_path: Path) -
     prefix, folder = write_dataset(tmp_path / "a", [50] * 20, vocab_size=31), str(tmp_path / "run")
     data = f"--split 1,0,0 --data-path {prefix} --save {folder} --load {folder}"
     train(f"{data} --train-iters 1", mock=False)
-    message = "was trained on datasets, and --mock-data cannot follow in the same run: how far dat"
+    message = "was trained on datasets, and --mock-data cannot follow in the same run: its place"
     with pytest.raises(TrainingError, match=message):
         train("--train-iters 2", "--load", folder)
     train("--train-iters 2 --finetune", "--load", folder, "--save", str(tmp_path / "mock"))
@@ -549,9 +549,10 @@ def test_a_child_of_a_run_does_not_hold_its_folder(tmp_path: Path) -> None:
 
 def stopped_by_a_signal(folder: str, during: str) -> tuple[list[int], bool]:
     """The checkpoints of a run of which rank 1 gets SIGTERM in its second step or its first validation, and
-    whether the validation had to be finished.
+    whether an evaluation had to be finished.
     """
-    argv = [*MODEL.split(), "--mock-data", "--global-batch-size", "4", "--train-iters", "100"]
+    argv = [*MODEL.split(), "--mock-data", "--global-batch-size", "4"]
+    argv += ["--train-iters", "2" if during == "the last step" else "100"]
     argv += ["--exit-signal-handler", "--eval-iters", "50", "--eval-interval", "2", "--save", folder]
     called = {"train_step": 0, "_run": 0}
 
@@ -568,14 +569,14 @@ def stopped_by_a_signal(folder: str, during: str) -> tuple[list[int], bool]:
 
     before = signal.getsignal(signal.SIGTERM)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Trainer, "train_step", counted("train_step", 2 if during == "step" else 0))
-        patch.setattr(Trainer, "_run", counted("_run", 5 if during == "validation" else 0))
+        patch.setattr(Trainer, "train_step", counted("train_step", 2 if during.endswith("step") else 0))
+        patch.setattr(Trainer, "_run", counted("_run", 5 if during == "a validation" else 0))
         run(parse(argv, 2), build_topology(1, 1, torch.device("cpu")))
     assert signal.getsignal(signal.SIGTERM) == before
     return sorted(complete_iterations(folder)), called["_run"] >= 50
 
 
-@pytest.mark.parametrize("during", ["step", "validation"])
+@pytest.mark.parametrize("during", ["a step", "a validation", "the last step"])
 def test_a_signal_ends_the_run_behind_the_batch_that_it_is_at(
     pool: WorkerPool, tmp_path: Path, during: str
 ) -> None:

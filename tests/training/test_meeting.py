@@ -88,8 +88,12 @@ def test_one_rank_tells_for_whom_it_waits(pool: WorkerPool) -> None:
     assert re.fullmatch(r"rank 2 is still at work; the others have waited \d+:\d\d:\d\d", lines[0])
 
 
-def meet_silently(lives: bool) -> str:
+def meet_silently(lives: bool, first_has_died: bool) -> str:
     """The error of a rank, where rank 2 takes longer for its work than others miss its signs."""
+    store = dist.PrefixStore("meetings", distributed_c10d._get_default_store())
+    meetings = store.add(f"of rank {dist.get_rank()}", 0)
+    if first_has_died:  # it was a rank of which nothing is heard
+        store.compare_set(f"first of {meetings + 1}", "", "3")
     work, silence = (2.0, 1.5) if lives else (0.6, 0.2)  # a busy machine keeps a thread waiting, too
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(meeting, "SPEAKS_SECONDS", 0.1)
@@ -104,10 +108,12 @@ def meet_silently(lives: bool) -> str:
     return ""
 
 
-@pytest.mark.parametrize("lives", [True, False])
-def test_a_rank_that_gives_no_sign_of_life_is_not_waited_for(pool: WorkerPool, lives: bool) -> None:
+@pytest.mark.parametrize(("lives", "first_has_died"), [(True, False), (False, False), (False, True)])
+def test_a_rank_that_gives_no_sign_of_life_is_not_waited_for(
+    pool: WorkerPool, lives: bool, first_has_died: bool
+) -> None:
     message = "rank 2 has ended at work, or its node has: no sign of life for 0:00:00"
-    assert pool.run(3, meet_silently, lives) == [("" if lives else message)] * 3
+    assert pool.run(3, meet_silently, lives, first_has_died) == [("" if lives else message)] * 3
 
 
 @pytest.mark.parametrize("late", [0, 2])

@@ -63,11 +63,12 @@ class BatchConfig:
     )
     exit_duration_in_mins: int | None = setting(
         None,
-        "Save and leave once the job has run for so many minutes. Set it below the cluster's time limit.",
+        "Save and leave once the job has run for so many minutes, also from an evaluation. Set it below the "
+        "cluster's time limit.",
         minimum=1,
     )
     exit_signal_handler: bool = setting(
-        False, "On SIGTERM finish the step, save and leave, instead of dying."
+        False, "On SIGTERM finish the step or the batch of an evaluation, save and leave, instead of dying."
     )
     skip_train: bool = setting(False, "Load, evaluate on validation and test, and leave.")
 

@@ -29,12 +29,13 @@ class Engine(Tokenizer):
         self.eod_token = reference.eod_token
         self.added_tokens = reference.added_tokens
         self.spells_special_tokens = reference.spells_special_tokens
+        self.warning = reference.warning
         self.failure: str | None = None
         """Why the engine failed on text that the reference encoded, the last time that it did."""
 
     @property
     def defined_by(self) -> list[str]:
-        return self._reference.versions
+        return self._reference.defined_by
 
     def check_encodes(self) -> None:
         self._reference.check_encodes()
@@ -63,6 +64,11 @@ class Engine(Tokenizer):
             with library_errors("the engine"):
                 return self._encode(texts)
         except DataError as error:
+            if len(texts) > 1:
+                parts = [self._encode_sure([text]) for text in texts]
+                return np.concatenate([ids for ids, _ in parts]), np.concatenate(
+                    [count for _, count in parts]
+                )
             found = self._reference.encode_flat(texts)
             self.failure = str(error)
             return found

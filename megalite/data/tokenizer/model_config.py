@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from megalite.data.errors import DataError
+from megalite.data.errors import DataError, reading
 from megalite.data.tokenizer.base import library_errors
 from megalite.listing import listing
 
@@ -61,8 +61,8 @@ class ModelConfig:
         if not found:
             return None
         return (
-            f"{', '.join(found)}: tokenizer.json does not do so, and alone counts; where it should, save the "
-            "tokenizer again with save_pretrained of transformers"
+            f"{', '.join(found)}: tokenizer.json does not do so, and of what stands beside it only eos_token "
+            "counts; where it should, save the tokenizer again with save_pretrained of transformers"
         )
 
     def _tokens(self) -> list[str]:
@@ -90,7 +90,8 @@ def _read(path: Path) -> dict[str, Any]:
     if not path.is_file():
         return {}
     try:
-        content = orjson.loads(path.read_bytes())
+        with reading(path):
+            content = orjson.loads(path.read_bytes())
     except orjson.JSONDecodeError as error:
         raise DataError(f"{path}: cannot be read: {error}") from None
     if not isinstance(content, dict):

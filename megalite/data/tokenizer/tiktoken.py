@@ -115,7 +115,7 @@ class TikTokenizer(Tokenizer):
             if not any(reason in str(error) for reason in TOO_LONG):
                 raise
             raise DataError(
-                "a run of spaces or of letters is too long for tiktoken, by megabytes; shorten it"
+                "a run of spaces or of letters is too long for tiktoken, as such of megabytes are; shorten it"
             ) from None
 
     def decode(self, ids: Sequence[int]) -> str:

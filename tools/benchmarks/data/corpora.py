@@ -39,7 +39,9 @@ def check_texts(corpus: Path) -> None:
             except (orjson.JSONDecodeError, TypeError, KeyError):
                 text = None
             if not isinstance(text, str):
-                raise DataError(f"{corpus}:{number}: expected a JSON object with a text under the key text")
+                raise DataError(
+                    f"{corpus}:{number}: expected a JSON object, without NaN, with a text under the key text"
+                )
 
 
 def write_shuffled(source: Path, path: Path, size: int) -> int:
