@@ -187,6 +187,7 @@ def _check_partitions(infos: Mapping[str, DatasetInfo], prefixes: Sequence[str])
         raise DataError(
             f"{first}: one of {partitions} partitions of a corpus, which must all be given in order; {text}"
         )
+    known = next((prefix for prefix in shares if infos[prefix].library is not None), first)
     for prefix in shares:
         if infos[prefix].corpus != infos[first].corpus:
             raise DataError(
@@ -200,12 +201,10 @@ def _check_partitions(infos: Mapping[str, DatasetInfo], prefixes: Sequence[str])
                     f"{prefix}: its {what} is {one!r}, but that of {first} is {other!r}; shares of two runs "
                     "do not make one: do one of them again"
                 )
-        one = infos[prefix].library
-        known = next((each for each in shares if infos[each].library is not None), prefix)
-        if one is not None and one != infos[known].library:
+        if infos[prefix].library not in (None, infos[known].library):
             raise DataError(
-                f"{prefix}: made by {one}, but {known} by {infos[known].library}, which may give other ids; "
-                "shares of two runs do not make one: do one of them again"
+                f"{prefix}: made by {infos[prefix].library}, but {known} by {infos[known].library}, which may "
+                "give other ids: do one of them again"
             )
     for before, after in pairwise(prefixes):
         ended, begun = infos[before].ends_in, infos[after].begins_in

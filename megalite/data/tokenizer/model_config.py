@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from megalite.data.errors import DataError, reading
+from megalite.data.errors import DataError, is_file, reading
 from megalite.data.tokenizer.base import library_errors
 from megalite.listing import listing
 
@@ -87,7 +87,7 @@ def _adds_space(library: Library) -> bool:
 
 def _read(path: Path) -> dict[str, Any]:
     """An object of JSON; nothing where there is no file."""
-    if not path.is_file():
+    if not is_file(path):
         return {}
     try:
         with reading(path):
