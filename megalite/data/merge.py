@@ -203,8 +203,8 @@ def _check_partitions(infos: Mapping[str, DatasetInfo], prefixes: Sequence[str])
                 )
         if infos[prefix].library not in (None, infos[known].library):
             raise DataError(
-                f"{prefix}: made by {infos[prefix].library}, but {known} by {infos[known].library}, which may "
-                "give other ids: do one of them again"
+                f"{prefix}: made by {infos[prefix].library}, but {known} by {infos[known].library}, which "
+                "may give other ids: do one of them again"
             )
     for before, after in pairwise(prefixes):
         ended, begun = infos[before].ends_in, infos[after].begins_in

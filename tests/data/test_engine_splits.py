@@ -108,3 +108,13 @@ def test_every_character_is_in_the_same_class(pattern: str) -> None:
         parts = [text[i : i + 1000] for i in range(0, len(text), 1000)]
         for ours, theirs in zip(engine.encode_flat(parts), reference.encode_flat(parts), strict=True):
             assert np.array_equal(ours, theirs)
+
+
+def test_a_space_of_one_library_alone_is_left_to_it() -> None:
+    """Mongolian's vowel separator."""
+    pytest.importorskip("fastokens")
+    reference = reference_of(Split(Regex(r"\s+|\S+"), "isolated"))
+    engine = FastokensEngine(reference)
+    texts = [f"{letter}\u180e{letter}" for letter in "abcdefgh"]
+    assert engine.encode_batch(texts) == reference.encode_batch(texts)
+    assert engine._encode(texts)[0].tolist() != reference.encode_flat(texts)[0].tolist()
