@@ -12,6 +12,17 @@ import orjson
 from megalite import _C
 from megalite.data.errors import DataError
 
+ONE_A_LINE = "one object a line is read: jq -c '.[]' writes so what an array holds, jq -c . what objects do"
+OTHER_FORMATS = {  # by their first bytes
+    b"\x1f\x8b": "it is gzip: let its name end in .gz",
+    b"\x28\xb5\x2f\xfd": "it is zstd: let its name end in .zst",
+    b"PAR1": "it is Parquet: let its name end in .parquet, or give --input-format parquet",
+    b"ARROW1": "it is Arrow: datasets.Dataset.to_parquet writes what is read",
+    b"\xff\xff\xff\xff": "it is Arrow: datasets.Dataset.to_parquet writes what is read",
+    b"\xff\xfe": "it is UTF-16: iconv -f UTF-16 -t UTF-8",
+    b"\xfe\xff": "it is UTF-16: iconv -f UTF-16 -t UTF-8",
+}
+
 
 class Lines(Sequence[bytes]):
     """Consecutive lines, as they stand in a file."""
@@ -49,9 +60,13 @@ def parse_document(
         try:
             record = {"text": content.decode("utf-8")}
         except UnicodeDecodeError as error:
-            raise DataError(f"not valid UTF-8: {error.reason} at byte {error.start}") from None
+            what = f"not valid UTF-8: {error.reason} at byte {error.start}"
+            raise DataError(what + _other_format(content)) from None
     if not isinstance(record, dict):
-        raise DataError(f'expected a JSON object such as {{"text": ...}}, found {_kind(record)}')
+        found = _kind(record)
+        if isinstance(record, list):
+            found += "; " + ONE_A_LINE
+        raise DataError(f'expected a JSON object such as {{"text": ...}}, found {found}')
     return [_texts(_lookup(record, key), key) for key in keys]
 
 
@@ -72,7 +87,16 @@ def _parse_json(content: bytes) -> object:
         try:  # as in Megatron-LM: Python's JSON has NaN, numbers beyond float64, halves of surrogate pairs
             return json.loads(content.decode())
         except (ValueError, RecursionError):
-            raise DataError(f"not valid JSON: {error}: {_excerpt(content)}") from None
+            what = f"not valid JSON: {error}: {_excerpt(content)}"
+            raise DataError(what + _other_format(content)) from None
+
+
+def _other_format(content: bytes) -> str:
+    """Which format other than JSON lines or UTF-8 `content` begins, with what to do."""
+    for mark, what in OTHER_FORMATS.items():
+        if content.startswith(mark):
+            return f"; {what}"
+    return f"; {ONE_A_LINE}" if content.strip() in (b"{", b"[") else ""
 
 
 def _lookup(record: dict[str, object], key: str) -> object:

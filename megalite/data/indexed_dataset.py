@@ -6,6 +6,9 @@ arrays handed out are views of the mapped files and keep them open.
 
 from __future__ import annotations
 
+import contextlib
+import glob
+import os
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,6 +20,7 @@ import numpy as np
 from megalite._C import IndexedDataset, IndexedWriter
 from megalite.data.errors import DataError, check_prefix, is_file
 from megalite.data.take_over import take_over
+from megalite.listing import listing
 
 # Megatron writes uint16 only below this vocabulary size, though ids up to 65,535 fit.
 MEGATRON_UINT16_VOCABULARY = 65500
@@ -40,8 +44,20 @@ def open_dataset(prefix: str) -> IndexedDataset:
     if missing:
         raise DataError(
             f"{prefix}: {prefix}{missing[0]} does not exist; a dataset is a pair of files .bin and .idx"
+            + _meant(prefix)
         )
     return IndexedDataset(prefix)
+
+
+def _meant(prefix: str) -> str:
+    """What else a path of no dataset may be, with what would be right."""
+    with contextlib.suppress(ValueError):
+        float(prefix)
+        return "; a weight stands before its dataset, and every dataset has one or none has"
+    if os.path.isdir(prefix):
+        inside = sorted(path[: -len(".idx")] for path in glob.glob(f"{glob.escape(prefix)}/*.idx"))
+        return f"; {prefix} is a folder, which holds {listing(inside) or 'no dataset'}"
+    return ""
 
 
 def check_token_ids(dataset: IndexedDataset) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -61,9 +62,13 @@ def whole_number(least: int = 0, most: int = INT64_LARGEST) -> Callable[[str], i
 
 
 def path_given(text: str) -> str:
-    """The argparse type of a path: as an empty one, the working folder would be read, or written to."""
+    """The argparse type of a path: as an empty one, the working folder would be read, or written to, and as
+    an address such as s3://... a folder s3: in it.
+    """
     if not text:
         raise argparse.ArgumentTypeError('"": expected a path; is a variable of the shell not set?')
+    if re.match(r"[a-z][a-z0-9+.-]*://", text):
+        raise argparse.ArgumentTypeError(f"{text}: expected a path of a file system; mount it, or copy it")
     return text
 
 

@@ -42,6 +42,8 @@ NUMBERS += ["tiktoken-num-special-tokens"]
         ("--vocab-size", "2147483648", "a whole number from 1 to 2147483647"),
         ("--null-tokenizer-eod-id", "2147483648", "a whole number from 0 to 2147483647"),
         ("--json-keys", "by\udcffte", "expected UTF-8"),
+        ("--output-prefix", "s3://bucket/c", "a path of a file system; mount it, or copy it"),
+        ("--output-prefix", "", "a path; is a variable of the shell not set?"),
         ("--eod-token", "", "text; is a variable of the shell not set?"),
         ("--eod-token", "by\udcffte", "expected UTF-8"),
     ],

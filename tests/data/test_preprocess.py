@@ -127,7 +127,9 @@ def test_inputs_in_the_order_given_and_sorted_inside(tmp_path: Path) -> None:
         (b'{"text": "1"', "not valid JSON"),
         (b"", "blank line"),
         (b"  ", "blank line"),
-        (b"[1]", "expected a JSON object .*, found a list"),
+        (b"[1]", "expected a JSON object .*, found a list; one object a line is read: jq"),
+        (b" [", "not valid JSON: .*; one object a line is read: jq"),
+        (b"{", "not valid JSON: .*; one object a line is read: jq"),
         (b'"text"', "found a string"),
         (b'{"body": "1"}', r"no key 'text'; the keys are 'body'"),
         (b'{"text": 5}', "key 'text': expected a string or a list of strings, found a number"),
@@ -147,6 +149,23 @@ def test_bad_lines_are_named_by_file_and_line(tmp_path: Path, line: bytes, messa
     assert "in.jsonl:2: " in str(error.value)
     assert not list(tmp_path.glob("*.idx"))
     assert not list(tmp_path.glob("*.bin"))
+
+
+@pytest.mark.parametrize(
+    ("content", "what"),
+    [
+        (gzip.compress(b"{}"), r"gzip: let its name end in \.gz"),
+        (zstandard.compress(b"{}"), r"zstd: let its name end in \.zst"),
+        (b"PAR1\x15\x04\xff", r"Parquet: let its name end in \.parquet"),
+        (b"ARROW1\0\0\xff\xff\xff\xff", "Arrow: "),
+        ('{"text": "1"}'.encode("utf-16"), "UTF-16: iconv"),
+    ],
+)
+def test_another_format_is_named(tmp_path: Path, content: bytes, what: str) -> None:
+    for name in ("in.jsonl", "in.txt"):
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(DataError, match=rf"{name}:1: not valid .*; it is {what}"):
+            run(tmp_path, [str(tmp_path / name)])
 
 
 def test_what_only_pythons_json_takes_is_taken(tmp_path: Path) -> None:
