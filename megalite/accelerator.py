@@ -174,6 +174,17 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and "DefaultCPUAllocator: " in str(error)
 
 
+def is_lost_peer(error: BaseException) -> bool:
+    """Whether `error` is a collective of Gloo or NCCL that lost another rank, as one that has ended. One that
+    waited too long is none: where it waited tells something.
+    """
+    text = str(error)
+    closed = "Connection reset by peer", "Connection closed by peer", "Broken pipe"
+    return isinstance(error, RuntimeError) and (
+        ("gloo/transport" in text and any(each in text for each in closed)) or "ncclRemoteError" in text
+    )
+
+
 def peak_flops(device: torch.device) -> float | None:
     """Data-sheet dense bf16 peak of `device` in FLOP/s, None where it is not known (no MFU then)."""
     if device.type != "cuda":

@@ -6,6 +6,7 @@ import errno
 import gc
 import os
 import sys
+import time
 from collections.abc import Sequence
 from datetime import timedelta
 
@@ -18,7 +19,7 @@ from megalite.training.launcher import Place, place_of
 from megalite.training.orphan import end_with_torchrun
 from megalite.training.preflight import configured
 from megalite.training.process_group import process_group
-from megalite.training.refusal import leave_with_errors
+from megalite.training.refusal import TORCHRUN_SECONDS, leave_with_errors
 
 OUT_OF_MEMORY = errno.ENOMEM  # the exit code of a rank whose allocation failed: 12
 
@@ -50,6 +51,7 @@ def _run(config: Config, place: Place) -> int:
         DeviceError,
         backend_for,
         free_memory_bytes,
+        is_lost_peer,
         is_out_of_memory,
         local_device,
     )
@@ -99,6 +101,15 @@ def _run(config: Config, place: Place) -> int:
         last_words(f"error: rank {place.rank}: {error}")
         return 1
     except (MemoryError, RuntimeError) as error:
+        if is_lost_peer(error):
+            # Not for torchrun, whose report begins with the rank that ended first, once it has seen that.
+            print(
+                f"rank {place.rank}: lost another rank; what that printed, or its launcher, tells why",
+                file=sys.stderr,
+                flush=True,
+            )
+            time.sleep(TORCHRUN_SECONDS)
+            return 1
         if not is_out_of_memory(error):
             raise
         what = str(error).strip().splitlines()[0] if str(error).strip() else "an allocation failed"

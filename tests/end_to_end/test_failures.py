@@ -166,6 +166,7 @@ def test_a_process_that_is_killed_ends_the_job(killed: str, tmp_path: Path) -> N
         else:
             assert process.returncode == 1, "the job must end by itself"
             assert f"Signal 9 (SIGKILL) received by PID {victim}" in errors
+            assert "[rank" not in errors, "the other must not add a traceback of the lost connection"
         assert not processes_with(mark), "no rank may outlive the job"
 
 
