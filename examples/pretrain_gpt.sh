@@ -13,7 +13,7 @@ fail() {
     exit 2
 }
 
-script=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)/$(basename "${BASH_SOURCE[0]}")
+script=$(readlink -f -- "${BASH_SOURCE[0]}")
 root=$(dirname "$(dirname "$script")")
 if [[ -z ${PYTHON:-} ]]; then
     PYTHON=python3

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import io
 import os
-import select
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn, TextIO
+from typing import NoReturn
 
 from megalite.interruption import end_on_interrupt, show_cursor_on_terminate
-from megalite.standard_streams import occupy_closed
-
-if TYPE_CHECKING:
-    from typing_extensions import Buffer
+from megalite.standard_streams import occupy_closed, take_everything
 
 
 def run_data_command(main: Callable[[], int], interrupted: str) -> NoReturn:
@@ -37,11 +32,7 @@ def run_command(main: Callable[[], int], interrupted: str) -> NoReturn:
     occupy_closed()
     name = Path(sys.argv[0]).stem
     end_on_interrupt(f"{name}: {interrupted}")
-    output = _Lasting(1) if sys.stdout is not None else None
-    if output is not None:
-        sys.stdout = _text(output, sys.stdout, "replace")
-    if sys.stderr is not None:
-        sys.stderr = _text(_Lasting(2), sys.stderr, "backslashreplace")
+    output = take_everything()
     try:
         os.getcwd()
     except FileNotFoundError:
@@ -55,24 +46,3 @@ def run_command(main: Callable[[], int], interrupted: str) -> NoReturn:
             print(f"{name}: error: all is done, but standard output takes nothing: {reason}", file=sys.stderr)
             code = 1
     sys.exit(code)
-
-
-class _Lasting(io.FileIO):
-    """A descriptor that takes everything, waiting where it must, and keeps the first error."""
-
-    def __init__(self, descriptor: int) -> None:
-        super().__init__(descriptor, "w", closefd=False)
-        self.error: OSError | None = None
-
-    def write(self, data: Buffer, /) -> int:
-        try:
-            while (written := super().write(data)) is None:  # non-blocking, and full
-                select.select([], [self.fileno()], [])
-            return written
-        except OSError as error:
-            self.error = self.error or error
-            return memoryview(data).nbytes
-
-
-def _text(raw: _Lasting, before: TextIO, errors: str) -> TextIO:
-    return io.TextIOWrapper(io.BufferedWriter(raw), before.encoding, errors, line_buffering=True)

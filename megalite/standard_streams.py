@@ -5,7 +5,9 @@ from __future__ import annotations
 import io
 import os
 import select
-from typing import TYPE_CHECKING
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, TextIO
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -38,3 +40,41 @@ class WaitingInput(io.FileIO):
             poll.register(self.fileno(), select.POLLIN)
             poll.poll()
         return count
+
+
+class LastingOutput(io.FileIO):
+    """A descriptor that takes everything, waiting where it must."""
+
+    def __init__(self, descriptor: int, tell: Callable[[OSError], None] = lambda _: None) -> None:
+        """`tell` is called with the first error."""
+        super().__init__(descriptor, "w", closefd=False)
+        self.error: OSError | None = None
+        self._tell = tell
+
+    def write(self, data: Buffer, /) -> int:
+        try:
+            while (written := super().write(data)) is None:  # non-blocking, and full
+                select.select([], [self.fileno()], [])
+            return written
+        except OSError as error:
+            if self.error is None:
+                self.error = error
+                self._tell(error)
+            return memoryview(data).nbytes
+
+
+def take_everything(tell: Callable[[OSError], None] = lambda _: None) -> LastingOutput | None:
+    """From now on nothing that standard output and error meet raises: a pipe whose reader has gone, as `head`
+    does, or a full disk takes the rest, and what the encoding lacks is replaced. `tell` is called with the
+    first error of standard output, which is returned; None where there is none.
+    """
+    output = LastingOutput(1, tell) if sys.stdout is not None else None
+    if output is not None:
+        sys.stdout = _text(output, sys.stdout, "replace")
+    if sys.stderr is not None:
+        sys.stderr = _text(LastingOutput(2), sys.stderr, "backslashreplace")
+    return output
+
+
+def _text(raw: LastingOutput, before: TextIO, errors: str) -> TextIO:
+    return io.TextIOWrapper(io.BufferedWriter(raw), before.encoding, errors, line_buffering=True)

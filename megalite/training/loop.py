@@ -67,8 +67,7 @@ def run(config: Config, topology: Topology) -> None:
             datasets = open_datasets(config, order)
         if datasets.train is not None and datasets.train.order is not None and not config.batch.skip_train:
             lines += datasets.train.order.lines
-        if progress.iteration == 0:
-            lines += overwriting(config, save)
+        lines += overwriting(config, progress, save)
         if datasets.warning is not None:
             lines.append(f"warning: {datasets.warning}")
         for line in [*_description(trainer), *lines]:

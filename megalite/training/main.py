@@ -14,7 +14,7 @@ from megalite.config import Config, ConfigErrors, exit_with_errors, kv_replicas
 from megalite.config.rules.apex import check_device
 from megalite.interruption import EXIT_CODE, end_on_interrupt, raise_on_interrupt
 from megalite.leave import last_words, leave
-from megalite.standard_streams import occupy_closed
+from megalite.standard_streams import occupy_closed, take_everything
 from megalite.training.launcher import Place, place_of
 from megalite.training.orphan import end_with_torchrun
 from megalite.training.preflight import configured
@@ -31,6 +31,7 @@ def main(argv: Sequence[str]) -> int:
     imported; a rank whose allocation fails leaves with OUT_OF_MEMORY, one that gets Ctrl-C with EXIT_CODE.
     """
     occupy_closed()
+    take_everything(_tell_of_output)
     end_on_interrupt("interrupted")
     end_with_torchrun()
     try:
@@ -44,6 +45,10 @@ def main(argv: Sequence[str]) -> int:
     from torch.distributed.elastic.multiprocessing.errors import record
 
     return record(_run)(config, place) or 0
+
+
+def _tell_of_output(error: OSError) -> None:
+    print(f"warning: standard output takes nothing: {error.strerror}; the run goes on", file=sys.stderr)
 
 
 def _run(config: Config, place: Place) -> int:

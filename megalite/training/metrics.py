@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
+import sys
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, fields
 from datetime import datetime, timedelta
+from io import FileIO
 from pathlib import Path
 from types import TracebackType
-from typing import Any, TextIO
+from typing import Any
 
 import orjson
 
@@ -82,23 +86,24 @@ def validation_lines(label: str, loss: float) -> str:
 class Reporter:
     """Writes metrics to the console, a JSON-lines file and TensorBoard; silent unless `enabled`.
 
-    Both files are appended to, so that a resumed run continues them.
+    Both files are appended to, so that a resumed run continues them. What cannot be written, as on a full
+    disk, does not end the run; it is told once.
     """
 
     def __init__(self, metrics_file: str | None, tensorboard_dir: str | None, enabled: bool):
         self.enabled = enabled
         self.metrics_file, self.tensorboard_dir = metrics_file, tensorboard_dir
-        self._file: TextIO | None = None
+        self._file: FileIO | None = None
+        self._torn = False  # whether the file ends within a line
         self._board: Any = None
+        self._failing: set[str] = set()  # names of what cannot be written
 
     def __enter__(self) -> Reporter:
         if self.enabled and self.metrics_file is not None:
             path = Path(self.metrics_file)
             path.parent.mkdir(parents=True, exist_ok=True)
-            torn = _ends_within_a_line(path)
-            self._file = path.open("a", encoding="utf-8")
-            if torn:
-                self._file.write("\n")
+            self._torn = _ends_within_a_line(path)
+            self._file = path.open("ab", buffering=0)
         if self.enabled and self.tensorboard_dir is not None:
             from torch.utils.tensorboard import SummaryWriter  # an optional dependency, slow to import
 
@@ -109,9 +114,11 @@ class Reporter:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._file is not None:
-            self._file.close()
+            with self._going_on(str(self.metrics_file)):
+                self._file.close()
         if self._board is not None:
-            self._board.close()
+            with self._going_on(str(self.tensorboard_dir)):
+                self._board.close()
 
     def say(self, text: str) -> None:
         """Print a line on the reporting rank."""
@@ -125,10 +132,9 @@ class Reporter:
         self.say(metrics.line())
         record = {key: value for key, value in asdict(metrics).items() if value is not None}
         self._write(record)
-        if self._board is not None:
-            for field in fields(metrics):
-                if field.name in record:
-                    self._board.add_scalar(field.name, record[field.name], metrics.iteration)
+        for field in fields(metrics):
+            if field.name in record:
+                self._draw(field.name, record[field.name], metrics.iteration)
 
     def validation(self, iteration: int, name: str, label: str, loss: float | None) -> None:
         """Report an evaluation, None: that it was given up; `name` is the key, valid_loss or test_loss."""
@@ -139,13 +145,32 @@ class Reporter:
             return
         self.say(validation_lines(label, loss))
         self._write({"iteration": iteration, name: loss})
+        self._draw(name, loss, iteration)
+
+    def _draw(self, name: str, value: float, iteration: int) -> None:
         if self._board is not None:
-            self._board.add_scalar(name, loss, iteration)
+            with self._going_on(str(self.tensorboard_dir)):
+                self._board.add_scalar(name, value, iteration)
 
     def _write(self, record: dict[str, Any]) -> None:
-        if self._file is not None:
-            self._file.write(orjson.dumps(record).decode() + "\n")
-            self._file.flush()
+        if self._file is None:
+            return
+        left = memoryview(b"\n" * self._torn + orjson.dumps(record) + b"\n")
+        with self._going_on(str(self.metrics_file)):
+            while left:
+                left = left[self._file.write(left) :]
+                self._torn = len(left) > 0
+
+    @contextlib.contextmanager
+    def _going_on(self, path: str) -> Iterator[None]:
+        """Around what writes to `path`: an OSError is told when it is the first."""
+        try:
+            yield
+        except OSError as error:
+            if path not in self._failing:
+                self._failing.add(path)
+                reason = error.strerror or error
+                print(f"warning: {path}: cannot be written: {reason}; the run goes on", file=sys.stderr)
 
 
 def _ends_within_a_line(path: Path) -> bool:

@@ -113,21 +113,25 @@ def after_interrupt(config: Config) -> str:
     )
 
 
-def overwriting(config: Config, directory: str | None) -> list[str]:
-    """A warning for a run that begins where `directory` holds one already. A collective."""
+def overwriting(config: Config, progress: Progress, directory: str | None) -> list[str]:
+    """A warning for a run that begins at `progress` where `directory` holds another already. A collective."""
 
     def read() -> int | None:
         try:
-            return None if directory is None else latest_iteration(directory)
+            if directory is None or goes_on_in_its_folder(config, progress):
+                return None
+            return latest_iteration(directory)
         except CheckpointError:  # told when it is loaded
             return None
 
     held = on_first_rank(read, None)
     if not held:
         return []
+    load = config.checkpoint.load
+    begins = f"at iteration {progress.iteration} of {load}" if progress.iteration else "anew"
     return [
-        f"warning: {directory} holds a run up to iteration {held}, and this one begins anew and will write "
-        f"over it; to go on with that one, {how_to_resume(config)}"
+        f"warning: {directory} holds a run up to iteration {held}, and this one begins {begins} and will "
+        f"write over it; to go on with that one, {how_to_resume(config)}"
     ]
 
 

@@ -118,12 +118,25 @@ def test_an_id_beyond_the_vocabulary_ends_the_job_though_one_rank_alone_reads_it
     assert "DataError" not in done.stderr  # nor a traceback
 
 
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
-def test_a_rank_that_raises_ends_the_job_with_its_message() -> None:
-    """The last rank alone writes the metrics; the first waits for its gradient when the disk is full."""
-    done = launch("--pipeline-model-parallel-size", "2", "--metrics-file", "/dev/full")
+RAISES = """
+import sys
+from megalite.training import main
+from megalite.training.metrics import Reporter
+
+def fails(reporter, metrics):
+    if reporter.enabled:
+        raise OSError("the reason")
+
+Reporter.step = fails
+sys.exit(main.main(sys.argv[1:]))
+"""
+
+
+def test_a_rank_that_raises_ends_the_job_with_its_message(tmp_path: Path) -> None:
+    """The last rank alone reports; the first waits for its gradient then."""
+    done = run_script(tmp_path, RAISES, "--pipeline-model-parallel-size", "2")
     assert done.returncode == 1
-    assert "No space left on device" in done.stderr
+    assert "OSError: the reason" in done.stderr
     assert "rank      : 1 (local_rank: 1)" in done.stderr.split("Root Cause")[1]
 
 
@@ -219,12 +232,20 @@ sys.exit(main.main(sys.argv[1:]))
 
 def test_an_error_of_all_ranks_is_told_even_when_the_one_who_speaks_is_slow(tmp_path: Path) -> None:
     """torchrun kills all ranks as soon as one leaves."""
-    script = tmp_path / "slow.py"
-    script.write_text(SLOW_TO_SPEAK)
-    flags = [part for name, value in MODEL_FLAGS.items() for part in (f"--{name}", value)]
+    done = run_script(tmp_path, SLOW_TO_SPEAK)
+    assert done.returncode == 1
+    at_once, report = done.stderr.split("Root Cause (first observed failure):")
+    assert (at_once.count("error: the reason"), report.count("error: the reason")) == (1, 1), done.stderr
+
+
+def run_script(folder: Path, code: str, *flags: str) -> subprocess.CompletedProcess[str]:
+    """What two ranks of a script with `code` do that is given the flags of the tiny model and these."""
+    script = folder / "script.py"
+    script.write_text(code)
+    model = [part for name, value in MODEL_FLAGS.items() for part in (f"--{name}", value)]
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    done = subprocess.run(
-        [*torchrun, str(script), *flags, "--group-query-attention", "--mock-data"],
+    return subprocess.run(
+        [*torchrun, str(script), *model, "--group-query-attention", "--mock-data", *flags],
         cwd=ROOT,
         env=environment(),
         capture_output=True,
@@ -232,6 +253,3 @@ def test_an_error_of_all_ranks_is_told_even_when_the_one_who_speaks_is_slow(tmp_
         timeout=LIMIT_SECONDS,
         check=False,
     )
-    assert done.returncode == 1
-    at_once, report = done.stderr.split("Root Cause (first observed failure):")
-    assert (at_once.count("error: the reason"), report.count("error: the reason")) == (1, 1), done.stderr

@@ -143,6 +143,22 @@ def test_started_by_torchrun_without_python_it_is_one_rank(tmp_path: Path) -> No
     assert done.stdout.split() == ["-u", str(SCRIPT), "--lr", "0.1"]
 
 
+def test_it_finds_itself_through_a_link_and_with_a_search_path_of_cd(tmp_path: Path) -> None:
+    python = stub(tmp_path, "python", 'echo "$@"')
+    (tmp_path / "train.sh").symlink_to(SCRIPT)
+    rank = {"PYTHON": str(python), "RANK": "3", "LOCAL_RANK": "3", "WORLD_SIZE": "4"}
+    for script, folder in ((tmp_path / "train.sh", tmp_path), (Path("examples", SCRIPT.name), ROOT)):
+        done = subprocess.run(
+            ["bash", str(script)],
+            env={**os.environ, **rank, "CDPATH": f".:{ROOT}"},
+            cwd=folder,
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+        assert done.stdout == f"-u {SCRIPT}\n"
+
+
 @pytest.mark.parametrize(("processes", "threads"), [("1", "unset"), ("4096", "1")])
 def test_processes_share_the_cores(tmp_path: Path, processes: str, threads: str) -> None:
     python = stub(tmp_path, "python", "echo ${OMP_NUM_THREADS:-unset}")

@@ -3,6 +3,7 @@
 # Needs an environment with megalite and its test dependencies (PYTHON names its interpreter). Every step runs whatever
 # became of the one before; OUTDIR/report.json holds exit codes, seconds and figures, OUTDIR/*.log the full output.
 set -u
+unset CDPATH # with it cd prints where it went
 out=$(mkdir -p "${1:?usage: tests/gpu/run.sh OUTDIR}" && cd "$1" && pwd)
 cd "$(dirname "$0")/../.."
 python=${PYTHON:-python}

@@ -1,7 +1,8 @@
-"""Ctrl-C ends a run with one line that says how to go on."""
+"""Ctrl-C ends a run with one line that says how to go on; a log that takes nothing does not end it."""
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from megalite.checkpoint import latest_iteration
 from megalite.interruption import EXIT_CODE
 from tests.end_to_end.launch import environment
 from tests.training.test_loop import MODEL
@@ -43,3 +45,27 @@ def test_ctrl_c(tmp_path: Path, save: str, until: str, said: str) -> None:
     assert run.returncode == EXIT_CODE
     assert said in error
     assert len(error.splitlines()) == 1
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
+@pytest.mark.parametrize("log", ["a full disk", "a closed pipe"])
+def test_a_log_that_takes_nothing_does_not_end_the_run(tmp_path: Path, log: str) -> None:
+    flags = f"{MODEL} --mock-data --global-batch-size 2 --train-iters 3 --save {tmp_path}".split()
+    reads, writes = os.pipe()
+    os.close(reads)
+    full = os.open("/dev/full", os.O_WRONLY)
+    done = subprocess.run(
+        [sys.executable, "-c", RUN, *flags],
+        env=environment(),
+        stdout=full if log == "a full disk" else writes,
+        stderr=subprocess.PIPE,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    os.close(writes)
+    os.close(full)
+    reason = {"a full disk": "No space left on device", "a closed pipe": "Broken pipe"}[log]
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == f"warning: standard output takes nothing: {reason}; the run goes on\n"
+    assert latest_iteration(str(tmp_path)) == 3

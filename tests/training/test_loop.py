@@ -264,6 +264,22 @@ def test_a_run_that_begins_where_another_was_saved_says_so(
     assert "warning" not in capsys.readouterr().out
 
 
+def test_a_branch_that_begins_anew_over_its_own_checkpoints_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As the command of a job that was preempted is given again."""
+    base, branch = str(tmp_path / "base"), str(tmp_path / "branch")
+    train("--train-iters 1 --save", base)
+    again = ("--train-iters 3 --exit-interval 2 --save", branch, "--load", base)
+    train(*again)
+    assert "warning" not in capsys.readouterr().out
+    train(*again)
+    assert (
+        f"warning: {branch} holds a run up to iteration 2, and this one begins at iteration 1 of {base} and "
+        f"will write over it; to go on with that one, give the same command again with --load {branch}\n"
+    ) in capsys.readouterr().out
+
+
 def test_what_another_run_left_in_the_folder_is_not_fallen_back_to(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

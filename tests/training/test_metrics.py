@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import resource
 from dataclasses import replace
 from pathlib import Path
 
@@ -113,6 +114,25 @@ def test_a_record_cut_off_by_a_kill_does_not_swallow_the_next(tmp_path: Path) ->
     with Reporter(str(path), None, enabled=True) as reporter:
         reporter.validation(2, "valid_loss", "iteration 2", 5.5)
     assert json.loads(path.read_text().splitlines()[-1]) == {"iteration": 2, "valid_loss": 5.5}
+
+
+def test_a_full_disk_does_not_end_the_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "metrics.jsonl"
+    unlimited = resource.getrlimit(resource.RLIMIT_FSIZE)
+    with Reporter(str(path), None, enabled=True) as reporter:
+        reporter.validation(1, "valid_loss", "iteration 1", 5.5)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + 5, unlimited[1]))
+        try:
+            for iteration in (2, 3):
+                reporter.validation(iteration, "valid_loss", f"iteration {iteration}", 5.5)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, unlimited)
+        reporter.validation(4, "valid_loss", "iteration 4", 5.5)
+    told = f"warning: {path}: cannot be written: File too large; the run goes on\n"
+    assert capsys.readouterr().err == told, "once"
+    first, torn, last = path.read_text().splitlines()
+    assert [json.loads(line)["iteration"] for line in (first, last)] == [1, 4]
+    assert torn == '{"ite'
 
 
 def test_the_perplexity_of_nan_is_nan() -> None:
