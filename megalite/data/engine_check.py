@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 from collections.abc import Iterator, Sequence
+from itertools import cycle, islice
 
 import numpy as np
 
@@ -125,7 +126,9 @@ def encoded(
 
 
 def hard_texts(tokenizer: Tokenizer) -> list[str]:
-    """The same each time: the fragments, 2,000 mixtures of them, as many with the added tokens, long runs."""
+    """The same each time: the fragments, 2,000 mixtures of them, as many that are half of added tokens, long
+    runs.
+    """
     generator = random.Random(0)
 
     def mixtures(fragments: Sequence[str], count: int) -> list[str]:
@@ -134,7 +137,9 @@ def hard_texts(tokenizer: Tokenizer) -> list[str]:
 
     fragments = [*FRAGMENTS, tokenizer.eod_token or ""]
     names = list(tokenizer.added_tokens)[:CHECKED_NAMES]
-    with_names = mixtures([*names, *generator.choices(fragments, k=len(names))], min(8 * len(names), 2000))
+    half = max(len(names), len(fragments))
+    halves = [*islice(cycle(names), half), *islice(cycle(fragments), half)]
+    with_names = mixtures(halves, 2000) if names else []
     runs = ["x" * 5000, " " * 5000, "\n" * 5000, "a\u0300" * 500, "ab1 " * 2000]
     return [*fragments, *mixtures(fragments, 2000), *names, *with_names, *runs]
 

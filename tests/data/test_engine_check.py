@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -93,6 +94,14 @@ def test_added_tokens_are_checked() -> None:
     reference.added_tokens = ["hamster", "<x>"]
     with pytest.raises(DataError, match=r"other ids than the library for .*hamster"):
         compare(Slip("hamster"), reference, hard_texts(reference))
+
+
+@pytest.mark.parametrize("count", [1, 3, 500])
+def test_hard_text_has_few_added_tokens_as_often_as_many(count: int) -> None:
+    reference = ByteLevelTokenizer()
+    reference.added_tokens = [f"<tool {i}>" for i in range(count)]
+    beside_a_letter = re.compile(r"[aZ]<tool \d+>|<tool \d+>[aZ]")
+    assert sum(beside_a_letter.search(text) is not None for text in hard_texts(reference)) > 20
 
 
 def test_an_engine_must_have_the_ends_of_texts_too() -> None:

@@ -132,20 +132,22 @@ SPECIAL: dict[str, bool] = {"normalized": False, "special": True}
         ({"<mask>": SPECIAL | {"lstrip": True}, "<mask>s": SPECIAL | {"normalized": True}}, None),
     ],
 )
-def test_fastokens_is_refused_for_added_tokens_that_it_finds_otherwise(
-    sample: Path, tokens: dict[str, dict[str, bool]], reason: str | None
+@pytest.mark.parametrize("name", ["fastokens", "gigatoken"])
+def test_engines_are_refused_for_added_tokens_that_they_find_otherwise(
+    sample: Path, name: str, tokens: dict[str, dict[str, bool]], reason: str | None
 ) -> None:
-    pytest.importorskip("fastokens")
+    pytest.importorskip(name)
+    engine = FastokensEngine if name == "fastokens" else gigatoken.GigatokenEngine
     library = Library.from_file(str(sample / "tokenizer.json"))
     for content, kind in tokens.items():
         token = AddedToken(content, **{"special": False, **kind})
         (library.add_special_tokens if token.special else library.add_tokens)([token])
     reference = HuggingFaceTokenizer(library, "", None, False, False)
     if reason is None:
-        compare(FastokensEngine(reference), reference, hard_texts(reference))
+        compare(engine(reference), reference, hard_texts(reference))
         return
-    with pytest.raises(DataError, match=f"fastokens: the added tokens? {reason}.*; leave --engine out"):
-        FastokensEngine(reference)
+    with pytest.raises(DataError, match=f"{name}: the added tokens? {reason}.*; leave --engine out"):
+        engine(reference)
 
 
 LLAMA_3 = (

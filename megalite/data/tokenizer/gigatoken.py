@@ -14,6 +14,7 @@ import orjson
 from megalite.data.errors import DataError
 from megalite.data.tokenizer.base import Tokenizer
 from megalite.data.tokenizer.engine import Engine, library_of, refusing_tokenizer
+from megalite.data.tokenizer.engine_added_tokens import other_added_tokens
 
 # NFC is not: the two libraries order marks of Unicode 14 differently (0.10 and tokenizers 0.23 at U+1AC1).
 EQUAL_NORMALIZERS = {"Prepend", "Replace"}
@@ -33,6 +34,10 @@ class GigatokenEngine(Engine):
     def __init__(self, reference: Tokenizer) -> None:
         library, known = library_of("gigatoken", reference)
         super().__init__(known)
+        if reason := other_added_tokens(known.library):
+            raise DataError(
+                f"--engine gigatoken: {reason}, which is not known to be equal; leave --engine out"
+            )
         content = orjson.loads(known.library.to_str())
         if known.library.encode_special_tokens:  # their text is text: the engine must not know them
             content["added_tokens"] = [token for token in content["added_tokens"] if not token["special"]]
