@@ -45,4 +45,6 @@ def run_command(main: Callable[[], int], interrupted: str) -> NoReturn:
             reason = output.error.strerror
             print(f"{name}: error: all is done, but standard output takes nothing: {reason}", file=sys.stderr)
             code = 1
-    sys.exit(code)
+    if sys.stderr is not None:
+        sys.stderr.flush()
+    os._exit(code)  # Python would wait for threads, which may be in a long text that nobody wants any more

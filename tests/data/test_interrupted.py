@@ -266,6 +266,33 @@ runpy.run_path({str(TOOLS / f"{tool}.py")!r}, run_name="__main__")
     assert (found.returncode, found.stderr) == (130, f"{tool}: interrupted{message}\n")
 
 
+BUSY = """
+import sys, time
+from megalite.command import run_data_command
+from megalite.data.tokenizer.null import NullTokenizer
+encode = NullTokenizer.encode_flat
+NullTokenizer.encode_flat = lambda self, texts: time.sleep(3600) if "1" in texts else encode(self, texts)
+sys.path.insert(0, sys.argv.pop(1))
+import preprocess_data
+run_data_command(preprocess_data.main, "interrupted")
+"""
+
+
+def test_an_error_does_not_wait_for_a_text_that_takes_long(tmp_path: Path) -> None:
+    path = tmp_path / "in.jsonl"
+    path.write_text('{"text": "1"}\n' + '{"text": "2"}\n' * 9999 + "broken\n")
+    flags = ["--input", str(path), "--output-prefix", str(tmp_path / "out"), "--workers", "2"]
+    done = subprocess.run(
+        [sys.executable, "-c", BUSY, str(TOOLS), *flags, "--tokenizer-type=NullTokenizer", "--vocab-size=9"],
+        stderr=subprocess.PIPE,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert "in.jsonl:10001: not valid JSON" in done.stderr
+
+
 @pytest.mark.parametrize("change", ["grows", "shrinks", "is replaced", "is removed"])
 def test_an_input_that_changes_under_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: str
