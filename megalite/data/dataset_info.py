@@ -64,6 +64,8 @@ class DatasetInfo:
     """Of a share, as `cut_hashes`: hash of parts of the file inside which it begins, or None."""
     ends_in: str | None = None
     """The same of its end."""
+    work: str | None = None
+    """Of a share, hash of all that decides it, as `RunState.work`: whether the same command would make it."""
 
     @staticmethod
     def of(
@@ -76,6 +78,7 @@ class DatasetInfo:
         partition: tuple[int, int] | None,
         corpus: str | None,
         cuts: tuple[str | None, str | None],
+        work: str | None,
     ) -> DatasetInfo:
         state = writer.state
         return DatasetInfo(
@@ -97,6 +100,7 @@ class DatasetInfo:
             library=", ".join(tokenizer.defined_by) or None,
             begins_in=cuts[0],
             ends_in=cuts[1],
+            work=work,
         )
 
 

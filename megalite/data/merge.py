@@ -156,7 +156,7 @@ def _common_info(
     sources = listed_sources(source for info in known.values() for source in info.sources)
     if len({info.library for info in known.values()}) > 1:
         differs["library"] = None
-    of_shares: dict[str, Any] = dict.fromkeys(("partition", "corpus", "begins_in", "ends_in"))
+    of_shares: dict[str, Any] = dict.fromkeys(("partition", "corpus", "begins_in", "ends_in", "work"))
     return replace(model, megalite=__version__, sources=sources, **of_shares, **differs)
 
 

@@ -22,10 +22,10 @@ from pathlib import Path
 
 import numpy as np
 
-from megalite.data.dataset_info import DatasetInfo, publish_with_info, read_info
+from megalite.data.dataset_info import DatasetInfo, info_of, publish_with_info, read_info
 from megalite.data.encoding import encode_batch, encode_in_order
 from megalite.data.errors import DataError, check_replaceable
-from megalite.data.indexed_dataset import DatasetWriter, token_dtype
+from megalite.data.indexed_dataset import DatasetWriter, open_dataset, token_dtype
 from megalite.data.inputs import Part, corpus_hash
 from megalite.data.resume import Checkpoint, NotContinued, RunState
 from megalite.data.share_cuts import cut_hashes
@@ -96,9 +96,9 @@ def preprocess(
     """Write the datasets of `plan`, one a key, and a small JSON beside each; returns what was written.
 
     Continues an interrupted run of the same plan over the same inputs: while what that wrote is read,
-    `read_back` is called with the bytes of each piece and of all; `warn` is told why one is not continued.
-    Raises DataError naming file and line for input that cannot be used; what was done until then stays for
-    the next run.
+    `read_back` is called with the bytes of each piece and of all; `warn` is told why one is not continued,
+    and of a share that is complete, which is not made again. Raises DataError naming file and line for input
+    that cannot be used; what was done until then stays for the next run.
     """
     _check_outputs(plan)
     tokenizer.check_encodes()
@@ -109,6 +109,10 @@ def preprocess(
     if plan.whole and corpus_hash(plan.whole) != plan.corpus:
         raise DataError("inputs changed while they were cut into shares; the same command starts anew")
     cuts = cut_hashes(plan.inputs)
+    work = state.work if plan.partition is not None else None
+    if work is not None and (complete := _complete(plan, work, cuts)):
+        warn(f"{plan.stem}: is complete, of the same inputs and options; to make it again remove its .json")
+        return complete
     progress = Progress()
     room = Room()
     encode = partial(
@@ -139,7 +143,9 @@ def preprocess(
             writer.complete()
         skipped.flush()
         infos = [
-            DatasetInfo.of(writer, dtype, tokenizer, eod, plan.inputs, key, plan.partition, plan.corpus, cuts)
+            DatasetInfo.of(
+                writer, dtype, tokenizer, eod, plan.inputs, key, plan.partition, plan.corpus, cuts, work
+            )
             for key, writer in zip(plan.json_keys, writers, strict=True)
         ]
         publish_with_info(list(zip(writers, infos, strict=True)))
@@ -148,6 +154,25 @@ def preprocess(
         for key in plan.json_keys[1:]:  # what another run listed is of the dataset that was there before
             Path(f"{plan.prefix(key)}.skipped.jsonl").unlink(missing_ok=True)
     return infos
+
+
+def _complete(
+    plan: PreprocessPlan, work: str, cuts: tuple[str | None, str | None]
+) -> list[DatasetInfo] | None:
+    """The descriptions of a share that has been made, of each key; None where one has not, or by other
+    `work`, of another corpus, or is not what its description says, but for the bytes of the tokens.
+    """
+    found = []
+    for key in plan.json_keys:
+        try:
+            info = info_of(open_dataset(plan.prefix(key)))
+        except DataError:
+            return None
+        wanted = (work, plan.corpus, *cuts)
+        if info is None or (info.work, info.corpus, info.begins_in, info.ends_in) != wanted:
+            return None
+        found.append(info)
+    return found
 
 
 @contextlib.contextmanager

@@ -64,6 +64,11 @@ class RunState:
         ]
         self.run = {"recipe": _hash(recipe), "inputs": _hash(files)}
 
+    @property
+    def work(self) -> str:
+        """Hash of all that decides the output."""
+        return _hash(self.run)
+
     def check_unchanged(self, number: int) -> None:
         """Raises DataError when input `number` is not what it was when the run began: what was read of it
         may be of either.

@@ -19,9 +19,9 @@ from megalite.data import preprocess as module
 from megalite.data.dataset_files import DatasetFiles
 from megalite.data.errors import DataError
 from megalite.data.indexed_dataset import DatasetWriter, open_dataset
-from megalite.data.inputs import find_inputs
+from megalite.data.inputs import corpus_hash, find_inputs, take_partition
 from megalite.data.merge import merge
-from megalite.data.preprocess import Progress, preprocess
+from megalite.data.preprocess import PreprocessPlan, Progress, preprocess
 from megalite.data.resume import RunState
 from megalite.data.tokenizer.byte_level import ByteLevelTokenizer
 from megalite.data.tokenizer.null import NullTokenizer
@@ -264,6 +264,59 @@ runpy.run_path({str(TOOLS / f"{tool}.py")!r}, run_name="__main__")
 """
     found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert (found.returncode, found.stderr) == (130, f"{tool}: interrupted{message}\n")
+
+
+@pytest.mark.parametrize(
+    "change",
+    ["none", "an input", "another input", "an option", "no description", "a description", "the bytes"],
+)
+def test_a_share_that_is_complete_is_not_made_again(tmp_path: Path, change: str) -> None:
+    """As when all of a cluster are given again because one has ended with an error."""
+    lines(tmp_path / "in.jsonl", ["a", "b", "c", "d"])
+    lines(tmp_path / "other.jsonl", ["e", "f", "g", "h"])
+    description = tmp_path / "out_part00000of00002_text_document.json"
+
+    def share(**options: bool) -> list[str]:
+        whole, told = find_inputs([str(tmp_path / "*.jsonl")]), []
+        preprocess(
+            PreprocessPlan(
+                take_partition(whole, 0, 2),
+                str(tmp_path / "out"),
+                partition=(0, 2),
+                corpus=corpus_hash(whole),
+                whole=whole,
+                **options,
+            ),
+            ByteLevelTokenizer(),
+            warn=told.append,
+        )
+        return told
+
+    assert share() == []
+    made = description.stat().st_mtime_ns
+    if change == "an input":
+        os.utime(tmp_path / "in.jsonl", (7, 7))
+    elif change == "another input":
+        (tmp_path / "other.jsonl").rename(tmp_path / "others.jsonl")
+    elif change == "no description":
+        description.unlink()
+    elif change == "a description":
+        description.write_text(description.read_text().replace('"documents": 4', '"documents": 5'))
+    elif change == "the bytes":
+        os.truncate(description.with_suffix(".bin"), 2)
+    told = share(append_eod=True) if change == "an option" else share()
+    if change == "none":
+        (line,) = told
+        assert line.endswith(
+            "out_part00000of00002: is complete, of the same inputs and options; to make it "
+            "again remove its .json"
+        )
+        assert description.stat().st_mtime_ns == made
+        assert share(skip_errors=True) == [], "what would be left out is part of the work"
+        return
+    assert told == []
+    assert description.stat().st_mtime_ns != made
+    assert share(append_eod=change == "an option"), "complete again"
 
 
 BUSY = """
