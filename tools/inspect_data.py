@@ -238,7 +238,10 @@ def show_run(args: argparse.Namespace) -> None:
         for line in order.lines:
             print(line)
     for name, source in sources.items():
-        print(f"{name}: {len(source):,} samples of {args.seq_length} tokens")
+        text = f"{name}: {len(source):,} samples of {args.seq_length} tokens"
+        if sizes[SPLIT_NAMES.index(name)] is None and name in others:
+            text += f", one epoch; a longer run has another order: give --{name}-samples"
+        print(text)
         for prefix, count in source.consumed(len(source)).items():
             print(f"  {count:>12,} from {prefix}")
     if args.build_cache:
@@ -317,6 +320,7 @@ def schedule_of(args: argparse.Namespace) -> BatchSchedule:
 
 def dump_run(args: argparse.Namespace, builder: SourceBuilder, sources: Mapping[str, SampleSource]) -> None:
     from megalite.data.build import NO_EOD, Dataset, DocumentRules, check_tokenizers
+    from megalite.data.continued_blend import ContinuedBlend
     from megalite.data.errors import DataError
     from megalite.data.inspect_samples import dump
 
@@ -332,6 +336,13 @@ def dump_run(args: argparse.Namespace, builder: SourceBuilder, sources: Mapping[
     if tokenizer is not None:
         check_tokenizers(builder, sources.values(), tokenizer, rules)
     names = dump(Path(args.dump), {name: Dataset(source, rules) for name, source in sources.items()})
+    for name, source in sources.items():
+        if isinstance(source, ContinuedBlend):
+            print(
+                f"inspect_data: warning: {name} has been extended: each of its rounds has index arrays of "
+                "its own, which are left out",
+                file=sys.stderr,
+            )
     print(f"{args.dump}: {len(names)} arrays written")
 
 

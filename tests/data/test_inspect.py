@@ -97,6 +97,21 @@ def test_fewer_samples_than_a_run_has_drawn_are_refused(
     for samples, code in (("19", 1), ("20", 0), ("40", 0)):
         assert tool("inspect_data")([*run, "--train-samples", samples]) == code
     assert "--train-samples 19: the run has drawn 20 already; give" in capsys.readouterr().err
+    dumped = ["--train-samples", "60", "--dump", str(tmp_path / "out.npz")]
+    assert tool("inspect_data")([*run, *dumped]) == 0
+    assert "train has been extended: each of its rounds has index arrays of its" in capsys.readouterr().err
+    assert "train.tokens" in np.load(tmp_path / "out.npz")
+
+
+def test_without_a_size_the_order_is_that_of_one_epoch(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = ["--data-path", write_dataset(tmp_path / "d", [10] * 30), "--split", "1", "--seq-length", "12"]
+    assert tool("inspect_data")([*run, "--iteration", "1", "--global-batch-size", "4"]) == 0
+    told = "train: 24 samples of 12 tokens, one epoch; a longer run has another order: give --train-samples\n"
+    assert capsys.readouterr().out.startswith(told)
+    assert tool("inspect_data")([*run, "--train-samples", "24"]) == 0
+    assert capsys.readouterr().out.startswith("train: 24 samples of 12 tokens\n")
 
 
 def test_ids_beyond_int32_are_dumped_as_they_are(tmp_path: Path) -> None:

@@ -276,8 +276,9 @@ def test_a_share_that_is_complete_is_not_made_again(tmp_path: Path, change: str)
     lines(tmp_path / "other.jsonl", ["e", "f", "g", "h"])
     description = tmp_path / "out_part00000of00002_text_document.json"
 
-    def share(**options: bool) -> list[str]:
-        whole, told = find_inputs([str(tmp_path / "*.jsonl")]), []
+    def share(append_eod: bool = False, skip_errors: bool = False) -> list[str]:
+        told: list[str] = []
+        whole = find_inputs([str(tmp_path / "*.jsonl")])
         preprocess(
             PreprocessPlan(
                 take_partition(whole, 0, 2),
@@ -285,7 +286,8 @@ def test_a_share_that_is_complete_is_not_made_again(tmp_path: Path, change: str)
                 partition=(0, 2),
                 corpus=corpus_hash(whole),
                 whole=whole,
-                **options,
+                append_eod=append_eod,
+                skip_errors=skip_errors,
             ),
             ByteLevelTokenizer(),
             warn=told.append,
