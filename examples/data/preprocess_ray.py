@@ -16,6 +16,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from megalite.data.settings import path_given
 from megalite.flags import Once
 
 TOOLS = Path(__file__).resolve().parents[2] / "tools"
@@ -36,7 +37,9 @@ def main() -> int:
     parser.add_argument("--partitions", type=positive, required=True, help="shares, a task each")
     parser.add_argument("--cpus-per-task", type=positive, default=1, help="tokenizer threads of a task")
     parser.add_argument("--address", help="of a running cluster (default: Ray's own choice, or this machine)")
-    parser.add_argument("--output-prefix", required=True, help="the datasets are named PREFIX_KEY_document")
+    parser.add_argument(
+        "--output-prefix", type=path_given, required=True, help="the datasets are named PREFIX_KEY_document"
+    )
     parser.add_argument(
         "--json-keys",
         nargs="+",
@@ -50,7 +53,7 @@ def main() -> int:
     except ImportError:
         return failed("needs the package ray: pip install ray")
 
-    prefix = str(Path(flags.output_prefix).resolve())
+    prefix = os.path.join(os.getcwd(), flags.output_prefix)  # a link of its name is left alone
     command = [sys.executable, str(TOOLS / "preprocess_data.py"), "--output-prefix", prefix, *NO_PROGRESS]
     command += ["--json-keys", *flags.json_keys, *rest, "--workers", str(flags.cpus_per_task)]
     command += ["--partitions", str(flags.partitions)]

@@ -15,7 +15,8 @@ from megalite.data.records import read_records
 EOD_TOKEN = "<|endoftext|>"
 CORPUS = "corpus.jsonl"
 TOKENIZER = "tokenizer.json"
-MADE = "prepare_sample.json"  # hashes of what was made
+MADE = "prepare_sample.json"  # hashes of what was made, and of what the tokenizer was made of
+MADE_OF = "made_of"
 LARGEST_VOCABULARY = 10_000_000  # the library takes memory for it before it trains
 
 
@@ -31,11 +32,18 @@ def prepare_sample(source: Path, folder: Path, vocab_size: int) -> list[str]:
     folder.mkdir(parents=True, exist_ok=True)
     corpus, tokenizer, made = folder / CORPUS, folder / TOKENIZER, folder / MADE
     before = _read_made(made)
-    found = {path.name: _hash(path) for path in (corpus, tokenizer) if path.exists()}
+    found = {}
+    for path in (corpus, tokenizer):
+        if path.exists():
+            check_replaceable(path)
+            found[path.name] = _hash(path)
     content = _hash(source)
     keep_corpus = found.get(CORPUS) == content
-    asked = {CORPUS: content, "vocab_size": vocab_size}
-    complete = before == {**asked, TOKENIZER: found.get(TOKENIZER)} or _size(tokenizer) == vocab_size
+    asked = {MADE_OF: content, "vocab_size": vocab_size}
+    if TOKENIZER in found and found[TOKENIZER] == before.get(TOKENIZER):
+        complete = all(before.get(name) == value for name, value in asked.items())
+    else:
+        complete = _size(tokenizer) == vocab_size
     if keep_corpus and complete:
         return []
     for name in (TOKENIZER,) if keep_corpus else (CORPUS, TOKENIZER):
@@ -53,7 +61,9 @@ def prepare_sample(source: Path, folder: Path, vocab_size: int) -> list[str]:
                 file.writelines(_lines(source))
         tokenizer.unlink(missing_ok=True)  # or a kill before the end would leave one that MADE does not know
         with replacing(made) as description:
-            description.write_text(json.dumps({**asked, TOKENIZER: _hash(new)}))
+            # A corpus that was there before this tool came is not its own.
+            own = {} if keep_corpus and before.get(CORPUS) != content else {CORPUS: content}
+            description.write_text(json.dumps({**own, **asked, TOKENIZER: _hash(new)}))
     few = "" if ids == vocab_size else f" with only {ids} ids (the corpus has no pairs for {vocab_size})"
     return [*([] if keep_corpus else [CORPUS]), TOKENIZER + few]
 
@@ -73,7 +83,6 @@ def _lines(path: Path) -> Iterator[bytes]:
 
 
 def _hash(path: Path) -> str:
-    check_replaceable(path)
     digest = hashlib.blake2b(digest_size=16)
     for line in _lines(path):
         digest.update(line)

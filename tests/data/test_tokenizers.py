@@ -463,6 +463,47 @@ def test_a_sample_goes_on_after_a_kill(
         assert names == ["corpus.jsonl", "prepare_sample.json", "tokenizer.json"]
 
 
+def test_a_sample_of_another_corpus_goes_on_after_a_kill(
+    trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, other = trained / "corpus.jsonl", tmp_path / "other.jsonl"
+    killed = [tmp_path / "0", tmp_path / "1"]
+    other.write_text('{"text": "other words of another corpus"}\n' * 9)
+    prepare_sample(source, tmp_path / "made", 270)
+    rename, moments = Path.rename, iter(killed)
+
+    def noted(path: Path, target: Path) -> Path:
+        renamed = rename(path, target)
+        if target.name != "tokenizer.json":
+            shutil.copytree(path.parent, next(moments))
+        return renamed
+
+    with monkeypatch.context() as context:
+        context.setattr(Path, "rename", noted)
+        prepare_sample(other, tmp_path / "made", 270)
+    assert next(moments, None) is None
+    for folder in killed:
+        prepare_sample(other, folder, 270)
+        assert (folder / "tokenizer.json").read_bytes() == (tmp_path / "made/tokenizer.json").read_bytes()
+
+
+def test_a_corpus_that_was_there_before_is_not_replaced(trained: Path, tmp_path: Path) -> None:
+    own = tmp_path / "corpus.jsonl"
+    own.write_text('{"text": "words of my own"}\n')
+    assert "tokenizer.json" in prepare_sample(own, tmp_path, 258)[0]
+    for size in (258, 260):
+        prepare_sample(own, tmp_path, size)
+        with pytest.raises(DataError, match=r"corpus\.jsonl: was not made by this tool"):
+            prepare_sample(trained / "corpus.jsonl", tmp_path, 258)
+    assert own.read_text() == '{"text": "words of my own"}\n'
+
+
+def test_a_corpus_that_is_only_read_need_not_be_replaceable(trained: Path, tmp_path: Path) -> None:
+    source = tmp_path / f"{'x' * 245}.jsonl"  # beside which no temporary file can be
+    shutil.copy(trained / "corpus.jsonl", source)
+    assert len(prepare_sample(source, tmp_path / "made", 270)) == 2
+
+
 def test_a_sample_that_another_process_makes_meanwhile(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -509,6 +550,29 @@ def test_sample_holds_no_text_of_utf8_read_as_latin1() -> None:
     texts = [json.loads(line)["text"] for line in SAMPLE.read_bytes().splitlines()]
     assert any("naïve" in text for text in texts)
     assert [text for text in texts if lead_then_continuation.search(text)] == []
+
+
+@pytest.mark.parametrize(
+    ("ids", "told"),
+    [((0, 1), None), ((1, 0), ("<tool>", 1, 0)), ((0, 10), ("<call>", 10, 1))],
+)
+def test_an_added_token_that_the_library_gives_another_id_is_told(
+    trained: Path, tmp_path: Path, ids: tuple[int, int], told: tuple[str, int, int] | None
+) -> None:
+    first = train_tokenizer(trained / "corpus.jsonl", tmp_path / "tokenizer.json", 300)
+    content = json.loads((tmp_path / "tokenizer.json").read_text())
+    content["added_tokens"] += [
+        {**content["added_tokens"][0], "content": name, "id": first + given}
+        for name, given in zip(("<tool>", "<call>"), ids, strict=True)
+    ]
+    (tmp_path / "tokenizer.json").write_text(json.dumps(content))
+    warning = make(tokenizer_model=str(tmp_path)).warning
+    if told is None:
+        assert warning is None
+        return
+    token, given, found = told
+    assert warning is not None
+    assert f"'{token}' has the id {first + given} there, but {first + found} in the library" in warning
 
 
 def test_an_end_of_document_token_that_is_no_text(tmp_path: Path) -> None:

@@ -4,10 +4,10 @@ merges.
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
+from collections.abc import Container, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import orjson
@@ -149,7 +149,8 @@ def load_tokenizer_json(
     with library_errors(f"{path}: cannot be read as a tokenizer.json"):
         library = Library.from_buffer(content)
         # With other spaces, or another order of its keys, it is the same tokenizer.
-        canonical = orjson.dumps(orjson.loads(content), option=orjson.OPT_SORT_KEYS)
+        parsed = orjson.loads(content)
+        canonical = orjson.dumps(parsed, option=orjson.OPT_SORT_KEYS)
     config = ModelConfig(path.parent)
     configured = config.eos_token()
     given_by = config.eos_place if configured and not eod_token else "--eod-token"
@@ -166,9 +167,25 @@ def load_tokenizer_json(
             given_by,
             _option_of_eod(eod_token or own_eod, own_eod, plain),
         )
+        warnings = [_renumbered(parsed["added_tokens"], library)] if parsed.get("added_tokens") else []
+        warnings = [f"{path}: {warning}" for warning in warnings if warning is not None]
         if found := config.not_followed(library, add_special_tokens):
-            tokenizer.warning = f"{path.parent}: {' or '.join(FILES)} asks for {found}"
+            warnings.append(f"{path.parent}: {' or '.join(FILES)} asks for {found}")
+        tokenizer.warning = "; ".join(warnings) or None
     return tokenizer
+
+
+def _renumbered(added_tokens: Sequence[Mapping[str, Any]], library: Library) -> str | None:
+    """A warning of the first of a file's `added_tokens` that has another id in the library."""
+    for token in added_tokens:
+        given, found = token["id"], library.token_to_id(token["content"])
+        if given != found:
+            return (
+                f"the added token {token['content']!r} has the id {given} there, but {found} in the library, "
+                "which numbers added tokens in their order from the count of the model's vocabulary on; "
+                "other programs may go by the file"
+            )
+    return None
 
 
 def load_gpt2_bpe(
