@@ -35,7 +35,8 @@ slurm_master() {
         fail "scontrol is not on PATH; set MASTER_ADDR to the first node of $SLURM_STEP_NODELIST"
     fi
 }
-slurm_port=$((20000 + ${SLURM_JOB_ID:-0} % 10000)) # two jobs that share a node must not meet
+# Two jobs, or two steps of one, that share a node must not meet.
+slurm_port=$((20000 + (${SLURM_JOB_ID:-0} + 1009 * ${SLURM_STEP_ID:-0}) % 10000))
 
 tasks=${SLURM_STEP_NUM_TASKS:-1}
 nodes=${SLURM_STEP_NUM_NODES:-1}

@@ -114,7 +114,8 @@ def test_slurm_with_one_task_a_node(tmp_path: Path) -> None:
     assert training == ["--bf16"]
 
 
-def test_slurm_with_one_task_a_gpu_needs_no_torchrun(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("step", "port"), [("0", "20007"), ("1", "21016")])
+def test_slurm_with_one_task_a_gpu_needs_no_torchrun(tmp_path: Path, step: str, port: str) -> None:
     names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
     python = stub(tmp_path, "python", "echo " + " ".join(f"${name}" for name in names) + ' "$@"')
     done = launch(
@@ -122,13 +123,13 @@ def test_slurm_with_one_task_a_gpu_needs_no_torchrun(tmp_path: Path) -> None:
         PYTHON=str(python),
         MASTER_ADDR="first",
         SLURM_JOB_ID="7",
-        SLURM_STEP_ID="0",
+        SLURM_STEP_ID=step,
         SLURM_STEP_NUM_NODES="2",
         SLURM_STEP_NUM_TASKS="8",
         SLURM_PROCID="5",
         SLURM_LOCALID="1",
     )
-    assert done.stdout.split() == ["5", "8", "1", "4", "first", "20007", "-u", str(SCRIPT), "--bf16"]
+    assert done.stdout.split() == ["5", "8", "1", "4", "first", port, "-u", str(SCRIPT), "--bf16"]
 
 
 def test_a_slurm_job_of_several_nodes_does_not_use_one_silently() -> None:
