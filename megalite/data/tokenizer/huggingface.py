@@ -167,8 +167,9 @@ def load_tokenizer_json(
             given_by,
             _option_of_eod(eod_token or own_eod, own_eod, plain),
         )
-        warnings = [_renumbered(parsed["added_tokens"], library)] if parsed.get("added_tokens") else []
-        warnings = [f"{path}: {warning}" for warning in warnings if warning is not None]
+        warnings = []
+        if renumbered := _renumbered(parsed.get("added_tokens") or [], library):
+            warnings.append(f"{path}: {renumbered}")
         if found := config.not_followed(library, add_special_tokens):
             warnings.append(f"{path.parent}: {' or '.join(FILES)} asks for {found}")
         tokenizer.warning = "; ".join(warnings) or None
