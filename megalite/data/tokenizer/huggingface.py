@@ -148,9 +148,10 @@ def load_tokenizer_json(
     content = path.read_bytes()
     with library_errors(f"{path}: cannot be read as a tokenizer.json"):
         library = Library.from_buffer(content)
-        # With other spaces, or another order of its keys, it is the same tokenizer.
         parsed = orjson.loads(content)
-        canonical = orjson.dumps(parsed, option=orjson.OPT_SORT_KEYS)
+        # With other spaces, another order of its keys, or what is switched off it is the same tokenizer.
+        switched_off = {name: None for name in ("padding", "truncation") if name in parsed}
+        canonical = orjson.dumps({**parsed, **switched_off}, option=orjson.OPT_SORT_KEYS)
     config = ModelConfig(path.parent)
     configured = config.eos_token()
     given_by = config.eos_place if configured and not eod_token else "--eod-token"
