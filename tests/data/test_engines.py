@@ -21,7 +21,7 @@ from tokenizers.trainers import BpeTrainer
 
 from megalite.data.engine_check import compare, hard_texts
 from megalite.data.errors import DataError
-from megalite.data.tokenizer import gigatoken
+from megalite.data.tokenizer import base, gigatoken
 from megalite.data.tokenizer.fastokens import FastokensEngine
 from megalite.data.tokenizer.huggingface import HuggingFaceTokenizer, load_tokenizer_json
 from tests.data.corpora import (
@@ -173,6 +173,23 @@ def test_the_long_s_is_left_to_the_library(normalizer: NFC | None) -> None:
     assert engine.encode_batch(texts) == reference.encode_batch(texts)
     assert engine.encode_batch([]) == []
     assert engine._encode(texts[1:2])[0].tolist() != reference.encode_batch(texts[1:2])[0]
+
+
+def test_text_too_long_for_the_library_is_not_advised_to_take_the_engine(
+    sample: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("fastokens")
+    library = Library.from_file(str(sample / "tokenizer.json"))
+    reference = HuggingFaceTokenizer(library, "", None, False, False)
+    engine = FastokensEngine(reference)
+    text = "a\u180e" * 2000
+    assert engine.encode_batch([text]) == reference.encode_batch([text])
+    monkeypatch.setattr(base, "CHARACTERS_AT_ONCE", 1000)
+    monkeypatch.setattr(base, "LARGEST_ENCODING", engine.memory_per_byte * 9000)
+    with pytest.raises(DataError, match=r"a text of 8,000 bytes: .* of memory; cut long texts$"):
+        engine.encode_batch([text])
+    with pytest.raises(DataError, match="cut long texts, or use --engine fastokens"):
+        reference.encode_flat([text])
 
 
 def test_text_that_the_engine_fails_on_is_left_to_the_library() -> None:

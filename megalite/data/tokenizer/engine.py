@@ -6,6 +6,7 @@ import importlib
 from abc import abstractmethod
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
+from copy import copy
 from itertools import groupby
 from types import ModuleType
 
@@ -22,7 +23,8 @@ class Engine(Tokenizer):
     """
 
     def __init__(self, reference: HuggingFaceTokenizer) -> None:
-        self._reference = reference
+        self._reference = copy(reference)
+        self._reference.longer_texts = self.longer_texts  # that of the library is to use an engine
         self.vocab_size = reference.vocab_size
         self.identity = reference.identity
         self.options = reference.options
