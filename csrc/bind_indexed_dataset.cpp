@@ -59,8 +59,7 @@ struct ArraySampleReader : SampleReader {
     std::vector<std::shared_ptr<MappedFile>> files;
 
     void check_files() const {
-        dataset->bin()->check_size();
-        dataset->idx()->check_size();
+        dataset->check_size();
         for (const auto &file : files) file->check_size();
     }
     void check_read() const {
@@ -169,9 +168,12 @@ void bind_indexed_dataset(py::module_ &module) {
         .def("stream", [](const Dataset &self) { return view(self, self->type().name, self->tokens(), self->bin()->data()); })
         .def("sequence", &sequence, py::arg("index"), py::arg("offset") = 0, py::arg("count") = std::nullopt)
         .def("check_read", &IndexedDataset::check_read)
+        .def("check_size", &IndexedDataset::check_size)
         .def("tokens_between", &IndexedDataset::tokens_between, py::arg("first"), py::arg("last"))
         .def("lengths_hash", &IndexedDataset::lengths_hash, py::arg("first"), py::arg("last"),
              py::call_guard<py::gil_scoped_release>());
+
+    module.def("handle_bus_errors", &handle_bus_errors);
 
     py::class_<MappedFile, std::shared_ptr<MappedFile>>(module, "MappedFile")
         .def(py::init<const std::string &>(), py::arg("path"), py::call_guard<py::gil_scoped_release>())

@@ -154,6 +154,11 @@ void IndexedDataset::check_read() const {
     bin_->check_read();
 }
 
+void IndexedDataset::check_size() const {
+    idx_->check_size();
+    bin_->check_size();
+}
+
 void IndexedDataset::check_range(int64_t first, int64_t last) const {
     if (first < 0 || first > last || last > sequences_)
         fail(prefix_, ": sequences [", first, ", ", last, ") asked for, but it has ", sequences_);

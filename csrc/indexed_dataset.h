@@ -55,6 +55,8 @@ class IndexedDataset {
 
     // Throws when something read of the two files since they were opened was not there.
     void check_read() const;
+    // As that of the two files, before they are read.
+    void check_size() const;
     // Sum of the lengths of sequences [first, last). Throws for a range that there is not, as `lengths_hash` does.
     int64_t tokens_between(int64_t first, int64_t last) const;
     // 64-bit hash of the lengths of sequences [first, last): what an index of samples depends on.

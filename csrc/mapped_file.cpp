@@ -57,21 +57,9 @@ void on_bus_error(int signal, siginfo_t *info, void *context) {
     pass_on(signal, info, context);
 }
 
-// Makes ours the handler, also when something has put another in its place since.
-void install_handler() {
-    struct sigaction now;
-    if (::sigaction(SIGBUS, nullptr, &now) != 0 || ((now.sa_flags & SA_SIGINFO) && now.sa_sigaction == on_bus_error)) return;
-    before = now;
-    struct sigaction ours = {};
-    ours.sa_sigaction = on_bus_error;
-    ours.sa_flags = SA_SIGINFO | SA_ONSTACK;
-    sigemptyset(&ours.sa_mask);
-    ::sigaction(SIGBUS, &ours, nullptr);
-}
-
 MappedRange *register_range(const void *address, uint64_t size) {
     const std::lock_guard<std::mutex> lock(changing);
-    install_handler();
+    handle_bus_errors();
     MappedRange *range = unused;
     if (range != nullptr) {
         unused = range->next_free;
@@ -134,6 +122,17 @@ struct Descriptor {
 }
 
 } // namespace
+
+void handle_bus_errors() {
+    struct sigaction now;
+    if (::sigaction(SIGBUS, nullptr, &now) != 0 || ((now.sa_flags & SA_SIGINFO) && now.sa_sigaction == on_bus_error)) return;
+    before = now;
+    struct sigaction ours = {};
+    ours.sa_sigaction = on_bus_error;
+    ours.sa_flags = SA_SIGINFO | SA_ONSTACK;
+    sigemptyset(&ours.sa_mask);
+    ::sigaction(SIGBUS, &ours, nullptr);
+}
 
 MappedFile::MappedFile(const std::string &path) : path_(path) {
     const Descriptor descriptor{::open(path.c_str(), O_RDONLY | O_CLOEXEC)};

@@ -18,6 +18,10 @@ struct MappedRange {
     MappedRange *next = nullptr, *next_free = nullptr;
 };
 
+// Makes the handler of SIGBUS ours again, in front of another that was put in its place since a file was mapped; where no other thread
+// maps one meanwhile, as in a process that was just forked.
+void handle_bus_errors();
+
 class MappedFile {
   public:
     static constexpr uint64_t kSmall = 64 << 10;     // bytes of a file that is read

@@ -93,6 +93,7 @@ def identity_of(dataset: IndexedDataset, first: int, last: int) -> str:
     """A hash of the lengths of documents [first, last), and of the tokens at their beginning, middle and end:
     where all documents have one length, the lengths do not tell datasets apart. Raises DataError.
     """
+    dataset.check_size()  # from now on another dataset that is copied onto its files is noticed
     tokens = dataset.tokens_between(first, last)
     start = int(dataset.offsets[first]) // np.dtype(dataset.dtype).itemsize if tokens else 0
     inside = dataset.stream()[start : start + tokens]

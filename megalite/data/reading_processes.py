@@ -24,6 +24,7 @@ from torch.utils.data import Dataset as TorchDataset
 from torch.utils.data._utils.signal_handling import _remove_worker_pids
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
+from megalite import _C
 from megalite.data.build import Dataset
 from megalite.data.errors import DataError
 from megalite.data.host_batches import HostBatches, pin_batches, read_batches, share
@@ -54,6 +55,7 @@ class ProcessReader:
             batch_size=None,
             num_workers=workers,
             collate_fn=_as_it_is,
+            worker_init_fn=_handle_bus_errors,
             prefetch_factor=STEPS_AHEAD,
             multiprocessing_context=forks,
             generator=torch.Generator(),  # or it would draw from the global one
@@ -251,6 +253,13 @@ class _StepDataset(TorchDataset[object]):
             return read_batches(self._dataset, self._steps[step], self._vocab_size, share)
         except DataError as error:  # raised where it is read: torch would wrap it in a traceback
             return error
+
+
+def _handle_bus_errors(worker: int) -> None:
+    """A part of a file that cannot be read is an error that names it: torch has its own handler by now, which
+    ends the process.
+    """
+    _C.handle_bus_errors()
 
 
 def _as_it_is(item: HostBatches | DataError) -> HostBatches | DataError:

@@ -12,11 +12,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
-from megalite.data.build import build_datasets
+from megalite.data.build import Dataset, DocumentRules, build_datasets
 from megalite.data.errors import DataError
 from megalite.data.gpt_dataset import GPTDataset
 from megalite.data.indexed_dataset import DatasetWriter, open_dataset
+from megalite.data.loader import StepLoader
 from megalite.data.sample_plan import plan_samples
 from tests.data.corpora import Words, data_config, write_dataset
 
@@ -133,13 +135,16 @@ def test_a_file_that_is_touched_or_grows_holds_what_it_held(
     assert np.array_equal(read(), before)
 
 
+@pytest.mark.parametrize("was_read", [True, False])
 @pytest.mark.parametrize("suffix", [".bin", ".idx"])
-def test_a_file_that_another_is_copied_onto(tmp_path: Path, suffix: str) -> None:
+def test_a_file_that_another_is_copied_onto(tmp_path: Path, suffix: str, was_read: bool) -> None:
+    """Validation may read its first sample hours after the run has begun."""
     lengths = [60] * 6000  # of files that are too large to be read at once
     prefix = write_dataset(tmp_path / "d", lengths)
     other = write_dataset(tmp_path / "other", [61, *lengths[1:]], seed=1)
     read = reader(prefix)
-    read()
+    if was_read:
+        read()
     Path(prefix + suffix).write_bytes(Path(other + suffix).read_bytes() + b"more")
     for _ in range(2):
         with pytest.raises(DataError, match=f"{suffix}: something wrote to it while it was in use"):
@@ -212,3 +217,26 @@ def test_a_blend_that_is_cut_while_it_is_read_is_a_message(tmp_path: Path) -> No
     for source in (dataset.samples, resumed.samples):
         with pytest.raises(DataError, match="something cut it while it was in use"):
             source.places(4000)
+
+
+class CutWhileItIsRead(GPTDataset):
+    """Whose file is cut just behind the look at its size."""
+
+    def read(self, samples: np.ndarray, out: np.ndarray) -> None:
+        super().read(samples[:1], out[:1])
+        os.truncate(f"{self.prefix}.bin", 4096)
+        super().read(samples[1:], out[1:])
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_page_that_is_gone_is_an_error_of_its_file_in_every_reader(tmp_path: Path, workers: int) -> None:
+    """torch puts a handler of its own into the processes that read."""
+    dataset = open_dataset(write_dataset(tmp_path / "d", [60] * 6000))
+    samples = CutWhileItIsRead(dataset, plan_samples(dataset, (0, dataset.sequences), 16, 1, None), None)
+    with (
+        StepLoader(
+            Dataset(samples, DocumentRules(0)), 64, 64, 0, 1, 0, torch.device("cpu"), workers=workers
+        ) as loader,
+        pytest.raises(DataError, match=r"d\.bin: .*something cut it while it was in use"),
+    ):
+        list(loader)
