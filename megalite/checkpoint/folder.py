@@ -8,6 +8,7 @@ latest_checkpointed_iteration.txt      100; written last, as Megatron does
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import shutil
@@ -18,6 +19,8 @@ TRACKER = "latest_checkpointed_iteration.txt"
 PUBLISHED = re.compile(r"iter_(\d{7,})")
 REPLACED = re.compile(r"\.(iter_\d{7,})\.replaced-[0-9a-f]+")
 LEFTOVERS = (".iter_*.tmp-*", ".iter_*.replaced-*", f".{TRACKER}.tmp-*")
+
+logger = logging.getLogger(__name__)
 
 
 def folder_of(directory: Path, iteration: int) -> Path:
@@ -34,18 +37,29 @@ def published_iterations(directory: Path) -> list[int]:
 
 
 def create_temporary(directory: Path, iteration: int) -> Path:
-    """A new hidden folder to write into; what killed runs left behind is removed first."""
+    """A new hidden folder to write into; what killed runs left behind is removed first, or warned of where it
+    cannot be: another user's, or a file that NFS keeps while a process has it open.
+    """
     directory.mkdir(parents=True, exist_ok=True)
     restore_replaced(directory)
     for pattern in LEFTOVERS:
         for path in directory.glob(pattern):
-            if path.is_dir():
-                shutil.rmtree(path)
-            else:
-                path.unlink()
+            if _to_restore(path) is None:
+                _remove(path)
     temporary = directory / f".{folder_of(directory, iteration).name}.tmp-{uuid.uuid4().hex}"
     temporary.mkdir()
     return temporary
+
+
+def _remove(path: Path) -> None:
+    try:
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
+    except OSError as error:
+        shutil.rmtree(path, ignore_errors=True)  # the rest of it
+        logger.warning("%s, left by a run that was killed, cannot be removed: %s", path, error.strerror)
 
 
 def publish(temporary: Path, iteration: int) -> Path:
@@ -69,11 +83,19 @@ def publish(temporary: Path, iteration: int) -> Path:
 
 
 def restore_replaced(directory: Path) -> None:
-    """Undo a replacement that was cut off between its two renames."""
-    for path in directory.glob(".iter_*.replaced-*"):
-        match = REPLACED.fullmatch(path.name)
-        if match is not None and not (directory / match[1]).exists():
-            path.rename(directory / match[1])
+    """Undo a replacement that was cut off between its two renames, or warn that it cannot be undone."""
+    try:
+        for path in directory.glob(".iter_*.replaced-*"):
+            if (published := _to_restore(path)) is not None:
+                path.rename(published)
+    except OSError as error:
+        logger.warning("an interrupted replacement in %s cannot be undone: %s", directory, error)
+
+
+def _to_restore(path: Path) -> Path | None:
+    """The name that `path` had before its replacement, if that was cut off and nothing has the name now."""
+    match = REPLACED.fullmatch(path.name)
+    return None if match is None or (path.parent / match[1]).exists() else path.parent / match[1]
 
 
 def write_tracker(directory: Path, iteration: int) -> None:

@@ -120,10 +120,7 @@ def _load_one(
 def _candidates(directory: Path, iteration: int | None) -> list[int]:
     """The iterations to try, the preferred one first."""
     if directory.is_dir():
-        try:
-            restore_replaced(directory)
-        except OSError as error:
-            logger.warning("an interrupted replacement in %s cannot be undone: %s", directory, error)
+        restore_replaced(directory)
     published = published_iterations(directory)
     if iteration is not None:
         if iteration not in published:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import logging
 import os
@@ -77,6 +78,44 @@ def test_leftovers_are_ignored_then_removed(tmp_path: Path) -> None:
     assert value_of(tmp_path) == 1.0
     save(tmp_path, 300, vector(3.0), {})
     assert entries(tmp_path) == ["iter_0000100", "iter_0000300", TRACKER]
+
+
+def test_leftovers_that_cannot_be_removed_are_warned_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As of another user, or on NFS while a process has one of their files open."""
+    left = tmp_path / ".iter_0000200.tmp-0123abcd"
+    left.mkdir()
+    (left / "__0_0.distcp").write_bytes(b"part")
+
+    def busy(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY))
+
+    monkeypatch.setattr(os, "rmdir", busy)
+    save(tmp_path, 300, vector(3.0), {})
+    assert value_of(tmp_path) == 3.0
+    assert entries(left) == []
+    assert f"{left}, left by a run that was killed, cannot be removed: Directory not empty" in caplog.text
+
+
+def test_a_replaced_checkpoint_that_cannot_be_restored_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    save(tmp_path, 100, vector(1.0), {})
+    replaced = (tmp_path / "iter_0000100").rename(tmp_path / ".iter_0000100.replaced-0123abcd")
+    rename = Path.rename
+
+    def denied(path: Path, target: Path) -> Path:
+        if path == replaced:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        return rename(path, target)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "rename", denied)
+        save(tmp_path, 300, vector(3.0), {})
+    assert "an interrupted replacement" in caplog.text
+    save(tmp_path, 400, vector(4.0), {})
+    assert value_of(tmp_path, 100) == 1.0
 
 
 def pieces(rank: int) -> list[Block]:
