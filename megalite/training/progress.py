@@ -159,8 +159,8 @@ def load_progress(trainer: Trainer) -> Resumed:
     """Fill the model, and unless told otherwise the optimizer, from the newest checkpoint below `--load`. A
     collective.
 
-    Without a checkpoint training starts anew, unless `--exit-on-missing-checkpoint` makes that a
-    TrainingError. `--finetune` takes only the weights; without the optimizer's state they are converted to
+    Without a checkpoint training starts anew, unless `--exit-on-missing-checkpoint` or `--finetune` make that
+    a TrainingError. `--finetune` takes only the weights; without the optimizer's state they are converted to
     this run's dtype.
     """
     config = trainer.config
@@ -177,8 +177,9 @@ def load_progress(trainer: Trainer) -> Resumed:
                 convert_dtype=not with_optimizer,
             )
     except CheckpointNotFoundError as error:
-        if config.checkpoint.exit_on_missing_checkpoint:
-            raise TrainingError(f"{error}, and --exit-on-missing-checkpoint is set") from error
+        if config.checkpoint.exit_on_missing_checkpoint or config.checkpoint.finetune:
+            flag = "finetune" if config.checkpoint.finetune else "exit-on-missing-checkpoint"
+            raise TrainingError(f"{error}, and --{flag} is set") from error
         return Resumed(Progress(), [f"{error}: starting from iteration 0"], {}, None)
     except CheckpointError as error:
         if reasons := misfits(directory, config, with_optimizer):

@@ -181,6 +181,18 @@ def test_a_checkpoint_without_optimizer_says_how_to_go_on(tmp_path: Path) -> Non
     train("--train-iters 2 --no-load-optim --load", str(tmp_path))
 
 
+@pytest.mark.parametrize("needs_one", ["--exit-on-missing-checkpoint", "--finetune"])
+def test_a_checkpoint_that_is_needed_is_found_without_its_record(tmp_path: Path, needs_one: str) -> None:
+    """As in a copy, or of a run that was killed in its first save."""
+    base, new = tmp_path / "base", str(tmp_path / "new")
+    train("--train-iters 1 --save", str(base))
+    (base / "latest_checkpointed_iteration.txt").unlink()
+    train("--train-iters 2", needs_one, "--load", str(base), "--save", new)
+    (base / "iter_0000001").rename(base / "iter_1")
+    with pytest.raises(TrainingError, match=f"has no checkpoint, and {needs_one} is set"):
+        train("--train-iters 2", needs_one, "--load", str(base))
+
+
 def test_a_checkpoint_of_another_model_is_told_by_its_settings(tmp_path: Path) -> None:
     train("--train-iters 1 --save", str(tmp_path))
     with pytest.raises(TrainingError) as caught:

@@ -100,9 +100,15 @@ def checkpoint_can_be_loaded(c: Candidate) -> Iterator[Finding]:
         yield "load", folder, unseen, "give the folder that --save was given"
     elif os.path.exists(folder) and not os.path.isdir(folder):
         yield "load", folder, "is a file", "give the folder that --save was given"
-    elif needs_one and why_no_file(Path(folder) / "latest_checkpointed_iteration.txt"):
+    elif needs_one and not _has_checkpoints(Path(folder)):
         rule = f"holds no checkpoint, which {flag_name(needs_one[0])} needs"
         yield "load", checkpoint.load, rule, "give the folder that --save was given"
+
+
+def _has_checkpoints(folder: Path) -> bool:
+    """Whether one is recorded or there: a copy, or a run killed in its first save, may lack the record."""
+    recorded = why_no_file(folder / "latest_checkpointed_iteration.txt") is None
+    return recorded or any(folder.glob("iter_*"))
 
 
 @reads("save", "save_interval")
