@@ -4,6 +4,7 @@ iter_0000100/                          a published checkpoint
 latest_checkpointed_iteration.txt      100; written last, as Megatron does
 .iter_0000200.tmp-<hex>/               one being written, or left by a run that was killed
 .iter_0000100.replaced-<hex>/          an old one of the same iteration, for the moment of its replacement
+.lock                                  held by the run that saves here (`training/save_folder.py`)
 """
 
 from __future__ import annotations

@@ -11,14 +11,16 @@ from pathlib import Path
 from megalite.parallel.everywhere import on_every_rank
 from megalite.training.errors import TrainingError
 
+LOCK = ".lock"
+
 
 @contextmanager
 def only_writer(directory: str | None, first_rank: bool) -> Iterator[None]:
     """Hold `directory`, made if need be, against other runs; None holds nothing. A collective.
 
-    The kernel frees it when this process dies. Two writers would remove each other's unfinished checkpoints
-    and mix the finished ones. Raises TrainingError on every rank. Where the file system has no locks nothing
-    is held.
+    By the lock of a file in it, which the kernel frees when this process dies. Two writers would remove each
+    other's unfinished checkpoints and mix the finished ones. Raises TrainingError on every rank. Where the
+    file system has no locks nothing is held.
     """
     with ExitStack() as held:
         on_every_rank(lambda: _hold(directory, held) if first_rank else None, TrainingError, TrainingError)
@@ -30,7 +32,7 @@ def _hold(directory: str | None, held: ExitStack) -> None:
         return
     try:
         Path(directory).mkdir(parents=True, exist_ok=True)
-        descriptors = [os.open(directory, os.O_RDONLY)]
+        descriptors = [_opened(Path(directory) / LOCK)]
     except OSError as error:
         raise TrainingError(f"--save {directory}: {error.strerror}") from error
 
@@ -48,3 +50,13 @@ def _hold(directory: str | None, held: ExitStack) -> None:
         ) from None
     except OSError:  # a file system without locks
         return
+
+
+def _opened(lock: Path) -> int:
+    """A descriptor for writing: other nodes see no lock of a folder, and NFS gives none to those who read."""
+    try:
+        return os.open(lock, os.O_RDWR | os.O_CREAT, 0o666)
+    except PermissionError:  # another user's; local file systems lock it nevertheless
+        if not lock.exists():
+            raise
+        return os.open(lock, os.O_RDONLY)

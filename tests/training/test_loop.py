@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
 import re
 import signal
+import stat
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +59,7 @@ def test_a_gradient_that_is_not_finite_is_told_before_saving_and_stopping(
     """Also between two log lines, when nothing else reads the steps' results."""
     with pytest.raises(TrainingError, match="iteration 2: the gradient norm is"):
         train("--lr 1e38 --train-iters 100 --log-interval 50 --save", str(tmp_path), last_words)
-    assert not list(tmp_path.iterdir())
+    assert not list(tmp_path.glob("iter_*"))
     assert "validation loss" not in capsys.readouterr().out
 
 
@@ -545,7 +547,7 @@ def test_the_largest_seed_trains_and_evaluates_on_mock_data() -> None:
 def test_two_runs_do_not_save_to_one_folder(tmp_path: Path) -> None:
     folder = tmp_path / "new"
     train("--train-iters 1 --save", str(folder))
-    other = os.open(folder, os.O_RDONLY)
+    other = os.open(folder / ".lock", os.O_RDONLY)
     try:
         fcntl.flock(other, fcntl.LOCK_EX)
         with pytest.raises(TrainingError, match="another run is saving there"):
@@ -555,6 +557,40 @@ def test_two_runs_do_not_save_to_one_folder(tmp_path: Path) -> None:
         os.close(other)
     train("--train-iters 2 --save", str(folder))
     assert progress_of(folder, 2)["iteration"] == 2
+
+
+def test_a_folder_is_held_against_runs_on_other_nodes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """NFS locks files that are open for writing on its server, and folders on the node alone."""
+    lock = fcntl.flock
+
+    def lock_of_nfs(descriptor: int, how: int) -> None:
+        if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            return
+        if fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDONLY:
+            raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+        lock(descriptor, how)
+
+    monkeypatch.setattr(fcntl, "flock", lock_of_nfs)
+    folder, message = str(tmp_path), "another run is saving there"
+    with only_writer(folder, True), pytest.raises(TrainingError, match=message), only_writer(folder, True):
+        pass
+
+
+def test_a_lock_that_another_user_left_is_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / ".lock").touch()
+    opened = os.open
+
+    def readable(path: Any, flags: int, mode: int = 0o777, **more: Any) -> int:
+        if flags & os.O_ACCMODE != os.O_RDONLY:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
+        return opened(path, flags, mode, **more)
+
+    monkeypatch.setattr(os, "open", readable)
+    folder, message = str(tmp_path), "another run is saving there"
+    with only_writer(folder, True), pytest.raises(TrainingError, match=message), only_writer(folder, True):
+        pass
 
 
 def test_a_child_of_a_run_does_not_hold_its_folder(tmp_path: Path) -> None:
