@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -13,7 +14,7 @@ import torch
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 
 from megalite.checkpoint.errors import CheckpointCorruptError, describe
-from megalite.checkpoint.folder import write_durably
+from megalite.checkpoint.folder import folder_of, published_iterations, write_durably
 from megalite.checkpoint.metadata import METADATA
 
 MANIFEST = "manifest.json"
@@ -87,6 +88,18 @@ def earlier_checkpoints(folder: Path) -> list[int] | None:
         return _parsed(folder).earlier
     except CheckpointCorruptError:
         return None
+
+
+def foreign_checkpoints(directory: Path) -> list[Path]:
+    """The folders with the name of a checkpoint that hold something, and nothing that tells of this program;
+    ours tell of it also when they are damaged. Raises OSError for one that cannot be read.
+    """
+    named = (folder_of(directory, number) for number in published_iterations(directory))
+    return [
+        folder
+        for folder in named
+        if folder.is_dir() and (held := os.listdir(folder)) and not {MANIFEST, STATE} & set(held)
+    ]
 
 
 def _parsed(folder: Path) -> Manifest:

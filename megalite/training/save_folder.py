@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+from megalite.checkpoint import foreign_checkpoints
+from megalite.listing import listing
 from megalite.parallel.everywhere import on_every_rank
 from megalite.training.errors import TrainingError
 
@@ -20,7 +22,8 @@ def only_writer(directory: str | None, first_rank: bool) -> Iterator[None]:
 
     By the lock of a file in it, which the kernel frees when this process dies. Two writers would remove each
     other's unfinished checkpoints and mix the finished ones. Raises TrainingError on every rank. Where the
-    file system has no locks nothing is held.
+    file system has no locks nothing is held. Another program's checkpoints are refused: saving would take the
+    place of some, and their record.
     """
     with ExitStack() as held:
         on_every_rank(lambda: _hold(directory, held) if first_rank else None, TrainingError, TrainingError)
@@ -49,7 +52,16 @@ def _hold(directory: str | None, held: ExitStack) -> None:
             f"--save {directory}: another run is saving there; wait for its end, or give another folder"
         ) from None
     except OSError:  # a file system without locks
-        return
+        pass
+    try:
+        foreign = [folder.name for folder in foreign_checkpoints(Path(directory))]
+    except OSError as error:
+        raise TrainingError(f"--save {directory}: {error}") from error
+    if foreign:
+        raise TrainingError(
+            f"--save {directory}: holds {listing(foreign)}, no checkpoint of this program, which saving may "
+            "replace; give another folder, or move it away"
+        )
 
 
 def _opened(lock: Path) -> int:

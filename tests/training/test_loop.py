@@ -559,6 +559,22 @@ def test_two_runs_do_not_save_to_one_folder(tmp_path: Path) -> None:
     assert progress_of(folder, 2)["iteration"] == 2
 
 
+def test_another_programs_checkpoints_are_not_saved_over(tmp_path: Path) -> None:
+    """A damaged one of this program is no other's, nor is a folder without anything in it."""
+    train("--train-iters 3 --save-interval 1 --save", str(tmp_path))
+    (tmp_path / "iter_0000001" / "manifest.json").unlink()
+    (tmp_path / "iter_0000002" / "state.json").unlink()
+    (tmp_path / "iter_0000005").mkdir()
+    train("--train-iters 4 --save", str(tmp_path))
+    weights = tmp_path / "iter_0000005/mp_rank_00/model_optim_rng.pt"
+    weights.parent.mkdir()
+    weights.write_text("weights")
+    with pytest.raises(TrainingError, match="holds iter_0000005, no checkpoint of this program"):
+        train("--train-iters 5 --save", str(tmp_path))
+    assert weights.exists()
+    assert not (tmp_path / "iter_0000005" / "state.json").exists()
+
+
 def test_a_folder_is_held_against_runs_on_other_nodes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
