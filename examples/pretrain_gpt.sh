@@ -131,6 +131,8 @@ if [[ -n ${SLURM_STEP_ID:-} ]] && ((nodes > 1)) && [[ -z $rendezvous ]]; then
 elif [[ $nnodes == 1 && -z $rendezvous ]]; then
     torchrun+=(--standalone) # a free port: several runs may share a machine
 fi
+# Or ranks that torchrun starts anew (--max-restarts) would find the addresses of those that have died.
+((most_nodes == 1)) || export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1
 [[ -z $node_rank ]] || torchrun+=("--node-rank=$node_rank")
 
 command=("$PYTHON" -m torch.distributed.run "${torchrun[@]}" "$script" ${training[@]+"${training[@]}"})

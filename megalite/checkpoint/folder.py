@@ -9,6 +9,7 @@ latest_checkpointed_iteration.txt      100; written last, as Megatron does
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import re
@@ -67,20 +68,35 @@ def publish(temporary: Path, iteration: int) -> Path:
     """Give a complete temporary folder its name and record it as the latest; returns the new path.
 
     Whenever the process is killed, either the old or the new checkpoint of this iteration is found again.
+    What takes long comes before both names: a checkpoint without its record would be passed over.
     """
     directory = temporary.parent
     final = folder_of(directory, iteration)
     sync_folder(temporary)
-    replaced = None
-    if final.exists():
-        replaced = directory / f".{final.name}.replaced-{uuid.uuid4().hex}"
-        final.rename(replaced)
-    temporary.rename(final)
+    record = directory / f".{TRACKER}.tmp-{uuid.uuid4().hex}"
+    write_durably(record, f"{iteration}\n")
+    replaced = _set_aside(final)
+    try:
+        temporary.rename(final)
+    except OSError:  # a reader has just restored what was set aside
+        if not final.exists():
+            raise
+        replaced = _set_aside(final)
+        temporary.rename(final)
+    record.replace(directory / TRACKER)  # a reader sees the old number or the new one, never a part
     sync_folder(directory)
-    write_tracker(directory, iteration)
     if replaced is not None:
         shutil.rmtree(replaced, ignore_errors=True)
     return final
+
+
+def _set_aside(final: Path) -> Path | None:
+    """Another name for a checkpoint that will be replaced; None where there is none."""
+    if not final.exists():
+        return None
+    replaced = final.with_name(f".{final.name}.replaced-{uuid.uuid4().hex}")
+    final.rename(replaced)
+    return replaced
 
 
 def restore_replaced(directory: Path) -> None:
@@ -97,14 +113,6 @@ def _to_restore(path: Path) -> Path | None:
     """The name that `path` had before its replacement, if that was cut off and nothing has the name now."""
     match = REPLACED.fullmatch(path.name)
     return None if match is None or (path.parent / match[1]).exists() else path.parent / match[1]
-
-
-def write_tracker(directory: Path, iteration: int) -> None:
-    """Record the latest iteration: a reader sees the old number or the new one, never a part."""
-    temporary = directory / f".{TRACKER}.tmp-{uuid.uuid4().hex}"
-    write_durably(temporary, f"{iteration}\n")
-    temporary.replace(directory / TRACKER)
-    sync_folder(directory)
 
 
 def read_tracker(directory: Path) -> int | None:
@@ -125,9 +133,12 @@ def write_durably(path: Path, text: str) -> None:
 
 
 def sync_folder(path: Path) -> None:
-    """Wait until the names in a folder are on the disk."""
+    """Wait until the names in a folder are on the disk, where the file system does that for folders."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.EBADF, errno.ENOTSUP):
+            raise
     finally:
         os.close(descriptor)

@@ -59,6 +59,7 @@ def open_store(place: Place, timeout: timedelta) -> Store:
     store.set_timeout(timeout)
     if os.environ.get("LOCAL_WORLD_SIZE") == str(place.world_size):
         # torchrun keeps the store of a single node when it starts the ranks anew, with the addresses of those
-        # that died. For several its dynamic rendezvous has a new one, and nodes count for themselves.
+        # that died. Of several the nodes count for themselves; there TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 has
+        # it make a new one.
         store = dist.PrefixStore(f"attempt {os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
     return store

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import fcntl
 import os
+import socket
+import time
+import uuid
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from megalite.checkpoint import foreign_checkpoints
 from megalite.listing import listing
-from megalite.parallel.everywhere import on_every_rank
+from megalite.parallel.everywhere import gather_objects, on_every_rank
 from megalite.training.errors import TrainingError
 
 LOCK = ".lock"
+PATIENCE_SECONDS = 10.0  # with a network file system that has not yet looked again
 
 
 @contextmanager
@@ -23,16 +27,36 @@ def only_writer(directory: str | None, first_rank: bool) -> Iterator[None]:
     By the lock of a file in it, which the kernel frees when this process dies. Two writers would remove each
     other's unfinished checkpoints and mix the finished ones. Raises TrainingError on every rank. Where the
     file system has no locks nothing is held. Another program's checkpoints are refused: saving would take the
-    place of some, and their record.
+    place of some, and their record; and so is a folder that other ranks do not see.
     """
     with ExitStack() as held:
-        on_every_rank(lambda: _hold(directory, held) if first_rank else None, TrainingError, TrainingError)
+
+        def hold() -> str | None:
+            return _hold(directory, held) if first_rank and directory is not None else None
+
+        token = next(filter(None, gather_objects(on_every_rank(hold, TrainingError, TrainingError))), None)
+        if directory is not None and token is not None:
+            on_every_rank(lambda: _see(directory, token), TrainingError, TrainingError)
         yield
 
 
-def _hold(directory: str | None, held: ExitStack) -> None:
-    if directory is None:
-        return
+def _see(directory: str, token: str) -> None:
+    """Raises TrainingError where `directory` is not the one in which the first rank has written `token`."""
+    end = time.monotonic() + PATIENCE_SECONDS
+    while True:
+        with suppress(OSError):
+            if (Path(directory) / LOCK).read_text() == token:
+                return
+        if time.monotonic() > end:
+            raise TrainingError(
+                f"--save {directory}: what the first rank wrote there is not seen on {socket.gethostname()}; "
+                "it must be a folder that all nodes share"
+            )
+        time.sleep(0.5)
+
+
+def _hold(directory: str, held: ExitStack) -> str | None:
+    """Returns what it has written into the lock's file; None where it may only be read."""
     try:
         Path(directory).mkdir(parents=True, exist_ok=True)
         descriptors = [_opened(Path(directory) / LOCK)]
@@ -62,6 +86,14 @@ def _hold(directory: str | None, held: ExitStack) -> None:
             f"--save {directory}: holds {listing(foreign)}, no checkpoint of this program, which saving may "
             "replace; give another folder, or move it away"
         )
+    token = uuid.uuid4().hex
+    try:
+        os.ftruncate(descriptors[0], 0)
+        os.pwrite(descriptors[0], token.encode(), 0)
+        os.fsync(descriptors[0])
+    except OSError:  # another user's, or a full disk, of which the first save tells
+        return None
+    return token
 
 
 def _opened(lock: Path) -> int:

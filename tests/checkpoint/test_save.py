@@ -9,6 +9,7 @@ import os
 import pkgutil
 import resource
 import signal
+import stat
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ import torch
 import torch.distributed as dist
 
 from megalite.checkpoint import Block, CheckpointError, load, read_state, save
+from megalite.checkpoint.folder import restore_replaced
 from tests.pool import JobFailed, WorkerPool
 
 TRACKER = "latest_checkpointed_iteration.txt"
@@ -96,6 +98,55 @@ def test_leftovers_that_cannot_be_removed_are_warned_of(
     assert value_of(tmp_path) == 3.0
     assert entries(left) == []
     assert f"{left}, left by a run that was killed, cannot be removed: Directory not empty" in caplog.text
+
+
+def test_nothing_that_takes_long_comes_between_a_checkpoint_and_its_record(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A kill there costs the checkpoint: it would be passed over, as by a rollback."""
+    done = []
+    for owner, name in ((Path, "rename"), (Path, "replace"), (os, "fsync")):
+        called = getattr(owner, name)
+
+        def noted(*args: Any, name: str = name, called: Any = called) -> Any:
+            done.append(name)
+            return called(*args)
+
+        monkeypatch.setattr(owner, name, noted)
+    save(tmp_path, 100, vector(1.0), {})
+    assert done[-4:] == ["fsync", "rename", "replace", "fsync"]
+
+
+def test_a_reader_that_restores_what_is_being_replaced_does_not_end_the_save(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save(tmp_path, 100, vector(1.0), {})
+    rename = Path.rename
+
+    def between(path: Path, target: Path) -> Path:
+        renamed = rename(path, target)
+        if ".replaced-" in Path(target).name:
+            monkeypatch.setattr(Path, "rename", rename)
+            restore_replaced(tmp_path)
+        return renamed
+
+    monkeypatch.setattr(Path, "rename", between)
+    save(tmp_path, 100, vector(2.0), {})
+    assert entries(tmp_path) == ["iter_0000100", TRACKER]
+    assert value_of(tmp_path) == 2.0
+
+
+def test_a_file_system_that_does_not_sync_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fsync = os.fsync
+
+    def of_files(descriptor: int) -> None:
+        if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", of_files)
+    save(tmp_path, 100, vector(1.0), {})
+    assert value_of(tmp_path) == 1.0
 
 
 def test_a_replaced_checkpoint_that_cannot_be_restored_is_kept(

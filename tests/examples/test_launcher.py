@@ -160,6 +160,15 @@ def test_it_finds_itself_through_a_link_and_with_a_search_path_of_cd(tmp_path: P
         assert done.stdout == f"-u {SCRIPT}\n"
 
 
+@pytest.mark.parametrize(("nodes", "store"), [("1", "unset"), ("2", "1")])
+def test_ranks_that_are_started_anew_on_several_nodes_have_a_new_store(
+    tmp_path: Path, nodes: str, store: str
+) -> None:
+    python = stub(tmp_path, "python", 'echo "${TORCH_DISABLE_SHARE_RDZV_TCP_STORE:-unset}"')
+    done = launch("--nnodes", nodes, "--nproc-per-node", "1", "--master-addr", "first", PYTHON=str(python))
+    assert done.stdout.split() == [store, store]
+
+
 @pytest.mark.parametrize(("processes", "threads"), [("1", "unset"), ("4096", "1")])
 def test_processes_share_the_cores(tmp_path: Path, processes: str, threads: str) -> None:
     python = stub(tmp_path, "python", "echo ${OMP_NUM_THREADS:-unset}")

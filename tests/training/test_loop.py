@@ -23,6 +23,7 @@ from megalite.config import parse
 from megalite.data import gpt_dataset
 from megalite.data.errors import DataError
 from megalite.parallel.topology import build_topology
+from megalite.training import save_folder
 from megalite.training.errors import TrainingError
 from megalite.training.loop import run
 from megalite.training.samples import open_datasets
@@ -607,6 +608,25 @@ def test_a_lock_that_another_user_left_is_held(tmp_path: Path, monkeypatch: pyte
     folder, message = str(tmp_path), "another run is saving there"
     with only_writer(folder, True), pytest.raises(TrainingError, match=message), only_writer(folder, True):
         pass
+
+
+def held_by_node(folder: str) -> str:
+    """What is said where each rank has a folder of its own under the name of the one that is shared."""
+    patience, save_folder.PATIENCE_SECONDS = save_folder.PATIENCE_SECONDS, 0.0
+    rank = dist.get_rank()
+    try:
+        with only_writer(os.path.join(folder, str(rank)), rank == 0):
+            return ""
+    except TrainingError as error:
+        return str(error)
+    finally:
+        save_folder.PATIENCE_SECONDS = patience
+
+
+def test_a_folder_that_the_ranks_do_not_share_is_refused(pool: WorkerPool, tmp_path: Path) -> None:
+    told = pool.run(2, held_by_node, str(tmp_path))
+    expected = f"rank 1: --save {tmp_path}/1: what the first rank wrote there is not seen on "
+    assert [message.startswith(expected) for message in told] == [True, True]
 
 
 def test_a_child_of_a_run_does_not_hold_its_folder(tmp_path: Path) -> None:
