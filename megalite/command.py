@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
 from megalite.interruption import end_on_interrupt, show_cursor_on_terminate
 from megalite.standard_streams import occupy_closed, take_everything
+
+WORKER = "worker"  # what the names of threads begin with for which nobody waits behind an error
 
 
 def run_data_command(main: Callable[[], int], interrupted: str) -> NoReturn:
@@ -45,6 +48,8 @@ def run_command(main: Callable[[], int], interrupted: str) -> NoReturn:
             reason = output.error.strerror
             print(f"{name}: error: all is done, but standard output takes nothing: {reason}", file=sys.stderr)
             code = 1
-    if sys.stderr is not None:
-        sys.stderr.flush()
-    os._exit(code)  # Python would wait for threads, which may be in a long text that nobody wants any more
+    if code != 0 and any(thread.name.startswith(WORKER) for thread in threading.enumerate()):
+        if sys.stderr is not None:
+            sys.stderr.flush()
+        os._exit(code)  # Python would wait for them: they may be in a long text that nobody wants any more
+    sys.exit(code)

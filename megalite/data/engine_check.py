@@ -6,6 +6,7 @@ import os
 import random
 from collections.abc import Iterator, Sequence
 from itertools import cycle, islice
+from unicodedata import combining
 
 import numpy as np
 
@@ -24,6 +25,7 @@ CHECKED_BYTES = 1 << 20
 CHECKED_SHARE = 1024  # of smaller corpora
 AUTO_BYTES = 64 << 20  # of input from which on the check, some seconds, is worth while
 CHECKED_NAMES = 1000  # added tokens, tried with each other
+MARKS = range(0x300, 0x20000)  # where Unicode has them
 # Where splits of text differ between implementations: spaces of all kinds, digits, marks, joined emoji, case
 # that changes the length, contractions, a letter of Unicode 17.
 FRAGMENTS = (
@@ -127,7 +129,7 @@ def encoded(
 
 def hard_texts(tokenizer: Tokenizer) -> list[str]:
     """The same each time: the fragments, 2,000 mixtures of them, as many that are half of added tokens, long
-    runs.
+    runs, and all marks, of which a normalizer must know the order.
     """
     generator = random.Random(0)
 
@@ -140,7 +142,8 @@ def hard_texts(tokenizer: Tokenizer) -> list[str]:
     half = max(len(names), len(fragments))
     halves = [*islice(cycle(names), half), *islice(cycle(fragments), half)]
     with_names = mixtures(halves, 2000) if names else []
-    runs = ["x" * 5000, " " * 5000, "\n" * 5000, "a\u0300" * 500, "ab1 " * 2000]
+    marks = [f"a\u0315{mark}\u0323" for mark in map(chr, MARKS) if combining(mark)]
+    runs = ["".join(marks), "x" * 5000, " " * 5000, "\n" * 5000, "a\u0300" * 500, "ab1 " * 2000]
     return [*fragments, *mixtures(fragments, 2000), *names, *with_names, *runs]
 
 

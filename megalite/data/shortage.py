@@ -8,6 +8,7 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
+from megalite.command import WORKER
 from megalite.data.errors import DataError
 
 TOO_MANY = (
@@ -30,7 +31,7 @@ def started_pool(count: int) -> ThreadPoolExecutor:
 
     Raises DataError where the system gives no more.
     """
-    pool, all_run = ThreadPoolExecutor(count), threading.Event()
+    pool, all_run = ThreadPoolExecutor(count, WORKER), threading.Event()
     try:
         with starting_threads():
             for _ in range(count):  # an idle thread would be used again

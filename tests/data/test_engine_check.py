@@ -104,6 +104,11 @@ def test_hard_text_has_few_added_tokens_as_often_as_many(count: int) -> None:
     assert sum(beside_a_letter.search(text) is not None for text in hard_texts(reference)) > 20
 
 
+def test_the_order_of_marks_is_checked() -> None:
+    """Also of one that fastokens 0.3.3 did not know."""
+    assert any("\u0315\u1ac1\u0323" in text for text in hard_texts(ByteLevelTokenizer()))
+
+
 def test_an_engine_must_have_the_ends_of_texts_too() -> None:
     class Shifted(Bytes):
         def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:

@@ -75,6 +75,7 @@ def test_one_thread_renews_gigatoken_for_all(monkeypatch: pytest.MonkeyPatch) ->
 
     library = SimpleNamespace(Tokenizer=SimpleNamespace(from_json=from_json))
     monkeypatch.setitem(sys.modules, "gigatoken", cast("ModuleType", library))
+    monkeypatch.setattr("megalite.data.tokenizer.engine.installed_version", lambda _: "0.10.0")
     monkeypatch.setattr(gigatoken, "RENEWED_AFTER", 20)
     words = Library(WordLevel({"a": 0, "?": 1}, "?"))
     engine = gigatoken.GigatokenEngine(HuggingFaceTokenizer(words, "", None, False, False))
@@ -109,6 +110,21 @@ def test_an_engine_that_is_missing_says_so(
     out = ["--output-prefix", str(tmp_path / "p"), "--engine", engine]
     assert tool("preprocess_data")([*text_flags(sample), *out]) == 1
     assert f"needs the package {engine}: pip install {engine}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("version", "taken"), [("0.3.4", False), ("0.3.5", True), ("0.10.0rc1", True)])
+def test_an_engine_older_than_the_one_that_was_compared_is_refused(
+    sample: Path, monkeypatch: pytest.MonkeyPatch, version: str, taken: bool
+) -> None:
+    pytest.importorskip("fastokens")
+    monkeypatch.setattr("megalite.data.tokenizer.engine.installed_version", lambda _: version)
+    library = Library.from_file(str(sample / "tokenizer.json"))
+    reference = HuggingFaceTokenizer(library, "", None, False, False)
+    if taken:
+        FastokensEngine(reference)
+        return
+    with pytest.raises(DataError, match=r"version 0\.3\.4 is older than 0\.3\.5, whose ids were compared"):
+        FastokensEngine(reference)
 
 
 PLAIN: dict[str, bool] = {"normalized": False}

@@ -103,6 +103,21 @@ def test_what_is_unknown_does_not_end_a_document(tmp_path: Path) -> None:
         tokenizer.check_eod()
 
 
+def test_a_byte_that_is_unknown_does_not_end_a_document(trained: Path, tmp_path: Path) -> None:
+    """Of a vocabulary trained without all bytes, as tutorials do; the other bytes are there."""
+
+    def change(content: dict[str, Any]) -> None:
+        content["model"]["unk_token"] = EOD_TOKEN
+        vocabulary = content["model"]["vocab"]
+        vocabulary[EOD_TOKEN] = content["added_tokens"][0]["id"]
+        vocabulary["other"] = vocabulary.pop("\u0104")  # the symbol of byte 4
+
+    tokenizer = make(tokenizer_model=changed(trained, tmp_path, change))
+    assert tokenizer.eod in tokenizer.encode_batch(["a\x04"])[0]
+    with pytest.raises(DataError, match="text can have its id"):
+        tokenizer.check_eod()
+
+
 def test_a_tokenizer_json_written_anew_is_the_same_tokenizer(trained: Path, tmp_path: Path) -> None:
     content = json.loads((trained / "tokenizer.json").read_text(encoding="utf-8"))
     first = make(tokenizer_model=str(trained)).identity

@@ -14,7 +14,14 @@ from megalite import _C
 from megalite.data.errors import DataError
 
 LARGEST_ENCODING = 16 << 30  # bytes of memory that may be needed for one text
-UNKNOWN = "\ue000 \ua66e\U00013000"  # a vocabulary that has these has bytes
+# A vocabulary that has the first has bytes; the others have each byte of UTF-8, one of which may be missing.
+UNKNOWN = (
+    "\ue000 \ua66e\U00013000",
+    *map(chr, range(0xC0)),
+    *(chr((lead - 0xC0) << 6) for lead in range(0xC3, 0xE0)),
+    *(chr(max((lead - 0xE0) << 12, 0x800)) for lead in range(0xE0, 0xF0)),
+    *(chr(max((lead - 0xF0) << 18, 0x10000)) for lead in range(0xF0, 0xF5)),
+)
 TEXTS_AT_ONCE = 8192  # a library may need 600 bytes of memory for each, even for an empty one
 CHARACTERS_AT_ONCE = 4 << 20  # or one text, if it has more
 
@@ -45,7 +52,7 @@ class Tokenizer(ABC):
     @property
     def versions(self) -> list[str]:
         """Of `packages`: another one may give other ids."""
-        return [f"{name} {_version(name)}" for name in self.packages]
+        return [f"{name} {installed_version(name)}" for name in self.packages]
 
     @property
     def defined_by(self) -> list[str]:
@@ -113,7 +120,7 @@ class Tokenizer(ABC):
 
     def _text_has_eod(self) -> bool:
         """Whether text becomes the end-of-document token: where it is spelled, or for what is unknown."""
-        for text in (self.eod_token or "", self.decode([self.eod]), UNKNOWN):
+        for text in (self.eod_token or "", self.decode([self.eod]), *UNKNOWN):
             try:
                 with library_errors("cannot be encoded"):
                     nothing, ids = self.encode_batch(["", text])  # to both the tokenizer itself may add one
@@ -124,7 +131,8 @@ class Tokenizer(ABC):
         return False
 
 
-def _version(package: str) -> str:
+def installed_version(package: str) -> str:
+    """Of a Python package."""
     try:
         return version(package)
     except PackageNotFoundError:  # put somewhere by hand

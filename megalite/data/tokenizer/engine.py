@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import re
 from abc import abstractmethod
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
@@ -13,7 +14,7 @@ from types import ModuleType
 import numpy as np
 
 from megalite.data.errors import DataError
-from megalite.data.tokenizer.base import Tokenizer, library_errors
+from megalite.data.tokenizer.base import Tokenizer, installed_version, library_errors
 from megalite.data.tokenizer.huggingface import HuggingFaceTokenizer
 
 
@@ -87,14 +88,26 @@ class Engine(Tokenizer):
         return self._reference.decode(ids)
 
 
-def library_of(name: str, reference: Tokenizer) -> tuple[ModuleType, HuggingFaceTokenizer]:
-    """The module of an engine, and `reference` if engines work for it. Raises DataError."""
+def library_of(
+    name: str, compared: tuple[int, ...], reference: Tokenizer
+) -> tuple[ModuleType, HuggingFaceTokenizer]:
+    """The module of an engine, and `reference` if engines work for it. Raises DataError, also for a version
+    older than the one that was `compared` with the library.
+    """
     if not isinstance(reference, HuggingFaceTokenizer):
         raise DataError(f"--engine {name}: works with HuggingFaceTokenizer and GPT2BPETokenizer only")
     try:
-        return importlib.import_module(name), reference
+        library = importlib.import_module(name)
     except ImportError:
         raise DataError(f"--engine {name} needs the package {name}: pip install {name}") from None
+    installed = installed_version(name)
+    if tuple(map(int, re.findall(r"\d+", installed)[: len(compared)])) < compared:
+        least = ".".join(map(str, compared))
+        raise DataError(
+            f"--engine {name}: version {installed} is older than {least}, whose ids were compared: "
+            f"pip install -U {name}"
+        )
+    return library, reference
 
 
 def refusing_tokenizer(name: str) -> AbstractContextManager[None]:

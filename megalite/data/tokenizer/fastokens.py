@@ -10,23 +10,24 @@ from megalite.data.tokenizer.engine import Engine, library_of, refusing_tokenize
 from megalite.data.tokenizer.engine_added_tokens import other_added_tokens
 from megalite.data.tokenizer.engine_splits import patterns_of, unlike_split
 
+COMPARED = (0, 3, 5)
 LONG_S = "\u017f"
 VOWEL_SEPARATOR = "\u180e"  # of Mongolian
 
 
 class FastokensEngine(Engine):
     """Version 0.3.5 gave the ids of tokenizers 0.23 for every text that was tried (docs/data_benchmark.md),
-    with these exceptions. It finds some added tokens otherwise, and means something else by parts of
-    patterns: tokenizers with such are refused. Where a pattern ignores case, the library takes the long s for
-    an s (`'s` as in "it's"), and it takes Mongolian's vowel separator for a space: text with one, or with a
-    long s behind an apostrophe, goes to the reference.
+    with these exceptions; 0.3.3 knew fewer marks. It finds some added tokens otherwise, and means something
+    else by parts of patterns: tokenizers with such are refused. Where a pattern ignores case, the library
+    takes the long s for an s (`'s` as in "it's"), and it takes Mongolian's vowel separator for a space: text
+    with one, or with a long s behind an apostrophe, goes to the reference.
     """
 
     packages = ("fastokens", "tokenizers")
     memory_per_byte = 50  # of spaces; 8 of English, 13 of Chinese
 
     def __init__(self, reference: Tokenizer) -> None:
-        library, known = library_of("fastokens", reference)
+        library, known = library_of("fastokens", COMPARED, reference)
         super().__init__(known)
         if reason := other_added_tokens(known.library) or unlike_split(patterns_of(known.library)):
             raise DataError(

@@ -16,6 +16,7 @@ from megalite.data.tokenizer.base import Tokenizer
 from megalite.data.tokenizer.engine import Engine, library_of, refusing_tokenizer
 from megalite.data.tokenizer.engine_added_tokens import other_added_tokens
 
+COMPARED = (0, 10, 0)
 # NFC is not: the two libraries order marks of Unicode 14 differently (0.10 and tokenizers 0.23 at U+1AC1).
 EQUAL_NORMALIZERS = {"Prepend", "Replace"}
 # Characters. The engine remembers each word that it meets: 0.10 takes 6 bytes a byte of random words.
@@ -32,7 +33,7 @@ class GigatokenEngine(Engine):
     memory_per_byte = 32  # of one letter or spaces; 3 of English, 10 of Chinese
 
     def __init__(self, reference: Tokenizer) -> None:
-        library, known = library_of("gigatoken", reference)
+        library, known = library_of("gigatoken", COMPARED, reference)
         super().__init__(known)
         if reason := other_added_tokens(known.library):
             raise DataError(
