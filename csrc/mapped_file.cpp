@@ -216,12 +216,13 @@ bool MappedFile::has_name() const {
 
 void MappedFile::check_size() const {
     check_read();
+    if (range_ == nullptr) return; // a copy; another file may have the number of the one that it is of
     const int64_t now = std::chrono::duration_cast<std::chrono::milliseconds>(std::chrono::steady_clock::now().time_since_epoch()).count();
     if (now < good_until_.load(std::memory_order_relaxed)) return;
     struct stat status;
     const bool same = ::stat(path_.c_str(), &status) == 0 && status.st_dev == device_ && status.st_ino == inode_;
     if (same && static_cast<uint64_t>(status.st_size) < size_)
         fail_of_cut(static_cast<uint64_t>(status.st_size));
-    if (same && range_ != nullptr) check_mark(modified_ns(status));
+    if (same) check_mark(modified_ns(status));
     good_until_.store(now + 10, std::memory_order_relaxed);
 }

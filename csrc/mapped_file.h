@@ -40,8 +40,9 @@ class MappedFile {
     // for the end of a page in which the file ends now: that is for `check_size`.
     void check_read() const;
     // Before reading: throws for that, too, when the file has become shorter, and when it was written to and holds other bytes than at
-    // the first time at its beginning, middle or end; a small one is a copy, which stays what it was. One that was replaced by another
-    // of its name is still mapped whole. What was found good is not looked at again for 10 ms: it is a system call for each file.
+    // the first time at its beginning, middle or end. A small one is a copy, which stays what it was and is not looked at; one that was
+    // replaced by another of its name is still mapped whole. What was found good is not looked at again for 10 ms: it is a system call
+    // for each file.
     void check_size() const;
     // Whether the file still has its name.
     bool has_name() const;

@@ -300,7 +300,10 @@ def _locked(path: Path) -> Iterator[bool]:
     try:
         file, new = path.open("x"), True
     except FileExistsError:
-        file, new = path.open("a"), False
+        try:
+            file, new = path.open("a"), False
+        except PermissionError:  # another user's; a local file system locks it nevertheless
+            file, new = path.open(), False
     with file:
         start = time.monotonic()
         held = told = False

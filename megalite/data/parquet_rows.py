@@ -10,7 +10,7 @@ from megalite.data.documents import missing_key
 from megalite.data.errors import DataError
 
 READ_BYTES = 1 << 20
-ROWS_AT_ONCE = 256  # or fewer of large ones; of 1 MiB each where a dictionary repeats them
+ROWS_AT_ONCE = 256  # or fewer of large ones
 
 
 def read_rows(path: str, keys: Sequence[str], skip: int = 0) -> Iterator[tuple[Any, int]]:
@@ -105,10 +105,39 @@ def _rows_at_once(group: Any) -> int:
 def _sized_rows(batch: Any) -> Iterator[tuple[Any, int]]:
     """The rows of a RecordBatch with the size of each; READ_BYTES are made at once, or one row."""
     step = max(1, READ_BYTES * batch.num_rows // max(batch.nbytes, 1))
+    longest = max(map(_longest, batch.columns), default=0)
+    if longest > 0:
+        step = max(1, min(step, READ_BYTES // longest))
     for first in range(0, batch.num_rows, step):
         part = batch.slice(first, step)
+        part = _decoded(part) if longest > 0 else part
         size = part.nbytes // part.num_rows
         yield from ((row, size) for row in _rows(part))
+
+
+def _longest(column: Any) -> int:
+    """Bytes of the longest text of a dictionary, as pandas writes categories, which each row may repeat; 0 of
+    other columns.
+    """
+    import pyarrow.compute
+
+    if not isinstance(column, pyarrow.DictionaryArray) or not len(column.dictionary):
+        return 0
+    try:
+        return int(pyarrow.compute.max(pyarrow.compute.binary_length(column.dictionary)).as_py() or 0)
+    except pyarrow.ArrowNotImplementedError:  # of numbers
+        return 0
+
+
+def _decoded(batch: Any) -> Any:
+    """`batch` with the texts of dictionaries in each row, so that its size is theirs."""
+    import pyarrow
+
+    columns = [
+        column.dictionary_decode() if isinstance(column, pyarrow.DictionaryArray) else column
+        for column in batch.columns
+    ]
+    return pyarrow.RecordBatch.from_arrays(columns, names=batch.schema.names)
 
 
 def _rows(batch: Any) -> list[Any]:

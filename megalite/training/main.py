@@ -87,7 +87,9 @@ def _run(config: Config, place: Place) -> int:
     try:
         raise_on_interrupt()  # what the run has measured is still written
         backend = backend_for(device, parallel.distributed_backend)
-        with process_group(backend, place, timeout, settings_to_compare(config)):
+        # A node whose devices cannot be used would take its CPU cores.
+        settings = settings_to_compare(config) | {"distributed_backend": f"{backend} ({device.type})"}
+        with process_group(backend, place, timeout, settings):
             tensor, pipeline = parallel.tensor_model_parallel_size, parallel.pipeline_model_parallel_size
             replicas = kv_replicas(config.model, tensor)
             run(chosen, build_topology(tensor, pipeline, device, timeout, replicas))

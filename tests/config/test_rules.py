@@ -640,6 +640,16 @@ def test_folders_that_cannot_be_made_are_named(tmp_path: Path) -> None:
         )
     assert "is a folder; give a file" in errors_of(minimal(f"--metrics-file {tmp_path}"))[0]
     assert parsed(f"--metrics-file {tmp_path}/new/metrics.jsonl").logging.metrics_file
+    os.mkfifo(tmp_path / "pipe")
+    assert "is a pipe, which waits for a reader" in errors_of(minimal(f"--metrics-file {tmp_path}/pipe"))[0]
+
+
+def test_a_checkpoint_in_the_place_of_its_folder(tmp_path: Path) -> None:
+    (tmp_path / "iter_0000004").mkdir()
+    assert parsed(f"--load {tmp_path}/iter_0000004").checkpoint.load
+    (tmp_path / "iter_0000004" / "manifest.json").touch()
+    (error,) = errors_of(minimal(f"--load {tmp_path}/iter_0000004"))
+    assert f"is a checkpoint itself; give its folder, {tmp_path}" in error
 
 
 def test_a_checkpoint_that_is_there_is_accepted(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ import time
 import weakref
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from typing import IO, cast
 
 import numpy as np
 import pytest
@@ -450,6 +451,22 @@ def test_one_of_those_that_wait_says_for_whom(
     holder = f"process {os.getpid()} on {os.uname().nodename}"
     message = f"{lock}: waiting for {holder}, which builds or checks these index arrays"
     assert caplog.messages == [message]
+
+
+def test_a_lock_that_another_user_left_is_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lock = tmp_path / "entry.lock"
+    lock.touch()
+    opened = Path.open
+
+    def readable(path: Path, mode: str = "r", *more: int) -> IO[str]:
+        if mode == "a":
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return cast("IO[str]", opened(path, mode, *more))
+
+    monkeypatch.setattr(Path, "open", readable)
+    monkeypatch.setattr(index_cache, "LOCK_PATIENCE_SECONDS", 0.0)
+    with index_cache._locked(lock) as held, index_cache._locked(lock) as again:
+        assert (held, again) == (True, False)
 
 
 @pytest.mark.usefixtures("no_locks")

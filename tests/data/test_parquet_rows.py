@@ -42,6 +42,28 @@ def test_large_rows_of_parquet_come_a_few_at_once(tmp_path: Path, monkeypatch: p
     assert max(group.size for group in found) < 2_000_000
 
 
+def test_texts_that_rows_repeat_count_for_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A column of categories, as pandas has, holds each of them once."""
+    import pyarrow
+    import pyarrow.parquet
+
+    text = pyarrow.array(["x" * 100_000] * 300 + ["y"]).dictionary_encode()
+    table = pyarrow.table({"text": text, "kind": pyarrow.array([1, 2, 3] * 100 + [4]).dictionary_encode()})
+    pyarrow.parquet.write_table(table, tmp_path / "a.parquet")
+    made: list[int] = []
+    rows = parquet_rows._rows
+
+    def counted(batch: pyarrow.RecordBatch) -> list[object]:
+        made.append(batch.num_rows)
+        return rows(batch)
+
+    monkeypatch.setattr(parquet_rows, "_rows", counted)
+    found = list(parquet_rows.read_rows(str(tmp_path / "a.parquet"), ["text"]))
+    assert [len(row["text"]) for row, _ in found] == [100_000] * 300 + [1]
+    assert sum(size for _, size in found) > 300 * 100_000
+    assert max(made) <= 10
+
+
 def test_a_column_whose_name_is_no_utf8(tmp_path: Path) -> None:
     import pyarrow.parquet
 

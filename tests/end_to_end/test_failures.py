@@ -216,6 +216,24 @@ def kill_all(mark: str) -> None:
             os.kill(process, signal.SIGKILL)
 
 
+OTHER_DEVICE = """
+import os, sys
+from megalite import accelerator
+from megalite.training import main
+
+backend_for = accelerator.backend_for
+accelerator.backend_for = lambda *given: "nccl" if os.environ["RANK"] == "0" else backend_for(*given)
+sys.exit(main.main(sys.argv[1:]))
+"""
+
+
+def test_a_node_without_the_devices_of_the_others_is_told(tmp_path: Path) -> None:
+    """Its ranks would take its CPU cores, and groups of two kinds wait for each other."""
+    done = run_script(tmp_path, OTHER_DEVICE)
+    assert done.returncode == 1
+    assert "--distributed-backend: nccl (cpu) on rank 0, but gloo (cpu) on rank 1" in done.stderr
+
+
 SLOW_TO_SPEAK = """
 import os, sys, time
 from megalite.training import loop, main

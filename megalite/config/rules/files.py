@@ -100,6 +100,8 @@ def checkpoint_can_be_loaded(c: Candidate) -> Iterator[Finding]:
         yield "load", folder, unseen, "give the folder that --save was given"
     elif os.path.exists(folder) and not os.path.isdir(folder):
         yield "load", folder, "is a file", "give the folder that --save was given"
+    elif os.path.isfile(os.path.join(folder, "manifest.json")):
+        yield "load", folder, "is a checkpoint itself", f"give its folder, {Path(folder).absolute().parent}"
     elif needs_one and not _has_checkpoints(Path(folder)):
         rule = f"holds no checkpoint, which {flag_name(needs_one[0])} needs"
         yield "load", checkpoint.load, rule, "give the folder that --save was given"
@@ -139,6 +141,8 @@ def places_can_be_written(c: Candidate) -> Iterator[Finding]:
         yield "metrics_file", metrics, "is a folder", f"give a file, e.g. {Path(metrics) / 'metrics.jsonl'}"
     elif problem := why_unseen(metrics) or _unusable(Path(metrics).parent):
         yield "metrics_file", metrics, problem, "give a file in a folder that can be made and written to"
+    elif Path(metrics).is_fifo():
+        yield "metrics_file", metrics, "is a pipe, which waits for a reader", "give a file"
 
 
 def _unusable(folder: Path) -> str | None:
