@@ -97,7 +97,7 @@ class DatasetInfo:
             partition=partition,
             corpus=corpus,
             options=tokenizer.options,
-            library=", ".join(tokenizer.defined_by) or None,
+            library=", ".join(tokenizer.versions) or None,
             begins_in=cuts[0],
             ends_in=cuts[1],
             work=work,

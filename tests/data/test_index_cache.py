@@ -15,7 +15,7 @@ import time
 import weakref
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import IO, cast
+from typing import Any
 
 import numpy as np
 import pytest
@@ -456,12 +456,12 @@ def test_one_of_those_that_wait_says_for_whom(
 def test_a_lock_that_another_user_left_is_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lock = tmp_path / "entry.lock"
     lock.touch()
-    opened = Path.open
+    opened: Any = Path.open
 
-    def readable(path: Path, mode: str = "r", *more: int) -> IO[str]:
+    def readable(path: Path, mode: str = "r", *more: int) -> Any:
         if mode == "a":
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
-        return cast("IO[str]", opened(path, mode, *more))
+        return opened(path, mode, *more)
 
     monkeypatch.setattr(Path, "open", readable)
     monkeypatch.setattr(index_cache, "LOCK_PATIENCE_SECONDS", 0.0)

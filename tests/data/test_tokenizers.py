@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tokenizers import Tokenizer as Library
-from tokenizers import models, pre_tokenizers
+from tokenizers import models, normalizers, pre_tokenizers
 
 from megalite.data import sample_corpus
 from megalite.data.errors import DataError
@@ -100,6 +100,18 @@ def test_what_is_unknown_does_not_end_a_document(tmp_path: Path) -> None:
     tokenizer = make(tokenizer_model=str(tmp_path), eod_token="<end>")
     assert tokenizer.eod not in tokenizer.encode_batch(["<end>"])[0]
     with pytest.raises(DataError, match="token <end>: text can have its id"):
+        tokenizer.check_eod()
+
+
+def test_no_line_is_the_end_of_a_document(tmp_path: Path) -> None:
+    """Where what is put before a text keeps the token from being found at its beginning only."""
+    library = Library(models.WordLevel({token: i for i, token in enumerate(["</s>", "\n", "?"])}, "?"))
+    library.normalizer = normalizers.Prepend("_")
+    library.pre_tokenizer = pre_tokenizers.Split("\n", "isolated")
+    library.save(str(tmp_path / "tokenizer.json"))
+    tokenizer = make(tokenizer_model=str(tmp_path), eod_token="</s>")
+    assert [tokenizer.eod in ids for ids in tokenizer.encode_batch(["</s>", "x\n</s>\ny"])] == [False, True]
+    with pytest.raises(DataError, match="token </s>: text can have its id"):
         tokenizer.check_eod()
 
 

@@ -54,11 +54,6 @@ class Tokenizer(ABC):
         """Of `packages`: another one may give other ids."""
         return [f"{name} {installed_version(name)}" for name in self.packages]
 
-    @property
-    def defined_by(self) -> list[str]:
-        """Those of `versions` that say which ids a text has: an engine gives those of another."""
-        return self.versions
-
     def check_encodes(self) -> None:  # noqa: B027 - most have nothing to check
         """Raises DataError for a tokenizer that loses text, though it may decode what others have made."""
 
@@ -120,7 +115,10 @@ class Tokenizer(ABC):
 
     def _text_has_eod(self) -> bool:
         """Whether text becomes the end-of-document token: where it is spelled, or for what is unknown."""
-        for text in (self.eod_token or "", self.decode([self.eod]), *UNKNOWN):
+        spelled = {self.eod_token or "", self.decode([self.eod])}
+        # Behind some characters a tokenizer begins anew, or leaves out what it puts before a text.
+        inside = [f"{side}{text}{side}" for text in spelled for side in ("", "a", " ", "x\n", "\n")]
+        for text in (*inside, *UNKNOWN):
             try:
                 with library_errors("cannot be encoded"):
                     nothing, ids = self.encode_batch(["", text])  # to both the tokenizer itself may add one

@@ -23,6 +23,8 @@ class Engine(Tokenizer):
     everything else is the reference's own.
     """
 
+    packages = HuggingFaceTokenizer.packages  # which say what ids a text has
+
     def __init__(self, reference: HuggingFaceTokenizer) -> None:
         self._reference = copy(reference)
         self._reference.longer_texts = self.longer_texts  # that of the library is to use an engine
@@ -35,10 +37,6 @@ class Engine(Tokenizer):
         self.warning = reference.warning
         self.failure: str | None = None
         """Why the engine failed on text that the reference encoded, the last time that it did."""
-
-    @property
-    def defined_by(self) -> list[str]:
-        return self._reference.defined_by
 
     def check_encodes(self) -> None:
         self._reference.check_encodes()

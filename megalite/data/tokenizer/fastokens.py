@@ -23,7 +23,6 @@ class FastokensEngine(Engine):
     with one, or with a long s behind an apostrophe, goes to the reference.
     """
 
-    packages = ("fastokens", "tokenizers")
     memory_per_byte = 50  # of spaces; 8 of English, 13 of Chinese
 
     def __init__(self, reference: Tokenizer) -> None:

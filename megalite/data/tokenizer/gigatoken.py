@@ -29,7 +29,6 @@ class GigatokenEngine(Engine):
     goes to the reference.
     """
 
-    packages = ("gigatoken", "tokenizers")
     memory_per_byte = 32  # of one letter or spaces; 3 of English, 10 of Chinese
 
     def __init__(self, reference: Tokenizer) -> None:
