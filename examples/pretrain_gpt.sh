@@ -58,6 +58,7 @@ torchrun_flags=" --nnodes --nproc-per-node --node-rank --master-addr --master-po
 torchrun_flags=${torchrun_flags//$'\n'/ }
 dry_run=
 print_config=
+signals=
 torchrun=()
 training=()
 while (($#)); do
@@ -91,6 +92,7 @@ while (($#)); do
     esac
     case $name in
         --standalone | --rdzv-* | --master-*) rendezvous=$name ;;
+        --signals-to-handle) signals=$name ;;
         --print-config) print_config=1 ;;
     esac
 done
@@ -101,8 +103,12 @@ if [[ -z ${SLURM_STEP_ID:-} && ${SLURM_JOB_NUM_NODES:-1} -gt 1 && $nnodes == 1 ]
     fail "this job has $SLURM_JOB_NUM_NODES nodes and would use one: start it with srun, one task a node"
 fi
 
+# With -m or -c alone Python would import what lies in the folder of the command, as a tokenize.py.
+without_here="import sys; sys.path[:] = [folder for folder in sys.path if folder]"
 accelerators() {
-    "$PYTHON" -c "from torch import cuda; print(cuda.device_count() if cuda.is_available() else 0)"
+    "$PYTHON" -c "$without_here
+from torch import cuda
+print(cuda.device_count() if cuda.is_available() else 0)"
 }
 cores=$(getconf _NPROCESSORS_ONLN)
 case $nproc in
@@ -133,9 +139,14 @@ elif [[ $nnodes == 1 && -z $rendezvous ]]; then
 fi
 # Or ranks that torchrun starts anew (--max-restarts) would find the addresses of those that have died.
 ((most_nodes == 1)) || export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1
+# torchrun would end at the SIGHUP of a closed terminal, also when nohup has it ignored.
+if [[ -z $signals && $(trap -p HUP) == "trap -- '' "* ]]; then
+    torchrun+=(--signals-to-handle=SIGTERM,SIGINT,SIGQUIT)
+fi
 [[ -z $node_rank ]] || torchrun+=("--node-rank=$node_rank")
 
-command=("$PYTHON" -m torch.distributed.run "${torchrun[@]}" "$script" ${training[@]+"${training[@]}"})
+run="$without_here; from torch.distributed.run import main; main()"
+command=("$PYTHON" -c "$run" "${torchrun[@]}" "$script" ${training[@]+"${training[@]}"})
 if [[ -n $dry_run ]]; then
     printf "%q " "${command[@]}"
     echo

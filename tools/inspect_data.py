@@ -204,6 +204,11 @@ def show_document(dataset: IndexedDataset, document: int, tokenizer: Tokenizer |
         if tokenizer is None:
             print(" ".join(map(str, ids)))
             continue
+        if (largest := max(ids, default=0)) >= tokenizer.vocab_size:
+            raise DataError(
+                f"{dataset.prefix}: document {document} holds id {largest}, but the tokenizer has "
+                f"{tokenizer.vocab_size} ids: it is not that of the data"
+            )
         with library_errors(f"{dataset.prefix}: document {document}: cannot be decoded"):
             text = tokenizer.decode(ids)
         print(text)

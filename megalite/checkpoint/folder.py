@@ -55,13 +55,13 @@ def create_temporary(directory: Path, iteration: int) -> Path:
 
 def _remove(path: Path) -> None:
     try:
-        if path.is_dir():
+        if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)
         else:
             path.unlink()
     except OSError as error:
         shutil.rmtree(path, ignore_errors=True)  # the rest of it
-        logger.warning("%s, left by a run that was killed, cannot be removed: %s", path, error.strerror)
+        logger.warning("%s, which a run has left or replaced, cannot be removed: %s", path, error.strerror)
 
 
 def publish(temporary: Path, iteration: int) -> Path:
@@ -86,13 +86,13 @@ def publish(temporary: Path, iteration: int) -> Path:
     record.replace(directory / TRACKER)  # a reader sees the old number or the new one, never a part
     sync_folder(directory)
     if replaced is not None:
-        shutil.rmtree(replaced, ignore_errors=True)
+        _remove(replaced)
     return final
 
 
 def _set_aside(final: Path) -> Path | None:
-    """Another name for a checkpoint that will be replaced; None where there is none."""
-    if not final.exists():
+    """Another name for a checkpoint that will be replaced, or a link to one; None where there is none."""
+    if not os.path.lexists(final):
         return None
     replaced = final.with_name(f".{final.name}.replaced-{uuid.uuid4().hex}")
     final.rename(replaced)

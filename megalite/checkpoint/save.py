@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -48,8 +49,9 @@ def save(
 
     def begin() -> Path:
         text = encode_state({**state, "iteration": iteration})
-        temporary = create_temporary(root, iteration)
-        write_durably(temporary / STATE, text)
+        with _naming(root):
+            temporary = create_temporary(root, iteration)
+            write_durably(temporary / STATE, text)
         return temporary
 
     held = listed_on_every_rank(blocks, group)
@@ -62,12 +64,22 @@ def save(
             )
 
         def finish() -> Path:
-            earlier = [] if first else comes_after(root, iteration)
-            write_manifest(temporary, iteration, earlier, metadata, planner.checksums)
-            return publish(temporary, iteration)
+            with _naming(root):
+                earlier = [] if first else comes_after(root, iteration)
+                write_manifest(temporary, iteration, earlier, metadata, planner.checksums)
+                return publish(temporary, iteration)
 
         return on_first_rank(finish, group)
     except CheckpointError:
         if is_first_rank(group):
             shutil.rmtree(temporary, ignore_errors=True)
         raise
+
+
+@contextmanager
+def _naming(root: Path) -> Iterator[None]:
+    """An OSError becomes a CheckpointError that names the folder."""
+    try:
+        yield
+    except OSError as error:
+        raise CheckpointError(f"cannot save to {root}: {error.strerror or error}") from error

@@ -55,9 +55,14 @@ def _meant(prefix: str) -> str:
         float(prefix)
         return "; a weight stands before its dataset, and every dataset has one or none has"
     if os.path.isdir(prefix):
-        inside = sorted(path[: -len(".idx")] for path in glob.glob(f"{glob.escape(prefix)}/*.idx"))
-        return f"; {prefix} is a folder, which holds {listing(inside) or 'no dataset'}"
-    return ""
+        return f"; {prefix} is a folder, which holds {_datasets(f'{prefix}/') or 'no dataset'}"
+    near = _datasets(prefix)
+    return f"; there is {near}" if near else ""
+
+
+def _datasets(begin: str) -> str:
+    """Those whose paths begin so."""
+    return listing(sorted(path[: -len(".idx")] for path in glob.glob(f"{glob.escape(begin)}*.idx")))
 
 
 def check_token_ids(dataset: IndexedDataset) -> None:

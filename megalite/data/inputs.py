@@ -27,7 +27,7 @@ NOT_READ = {  # with what writes their content to a pipe
 }
 PRODUCT = re.compile(  # what stands behind the output's prefix in the names of files that a run makes
     r"(_part\d{5,}of\d{5,})?_.*_document\."
-    r"((bin|idx|boundaries|json|skipped\.jsonl|progress\.json)(\.partial)?|cache/.*)",
+    r"((bin|idx|boundaries|json|skipped\.jsonl|progress\.json)(\.partial(\.[^/]+\.partial)?)?|cache/.*)",
     re.DOTALL,
 )
 

@@ -162,6 +162,8 @@ def _complete(
     """The descriptions of a share that has been made, of each key; None where one has not, or by other
     `work`, of another corpus, or is not what its description says, but for the bytes of the tokens.
     """
+    if not plan.skip_errors and os.path.lexists(f"{plan.first_prefix}.skipped.jsonl"):
+        return None
     found = []
     for key in plan.json_keys:
         try:
@@ -196,6 +198,8 @@ def _start(
     """Where an interrupted run of the same work stands, or the beginning."""
     try:
         if (start := state.load()) is not None:
+            if start.skipped[0] and not plan.skip_errors:
+                raise NotContinued(f"it left out {start.skipped[0]:,} documents, as --on-error skip does")
             if not skipped.holds(start.skipped[1]):
                 raise NotContinued("its list of skipped documents is not what it wrote")
             written = {key: each for key, each in zip(plan.json_keys, start.written, strict=True) if each}
@@ -242,7 +246,7 @@ def _check_dtype(dtype: str, tokenizer: Tokenizer) -> None:
 
 
 def _recipe(plan: PreprocessPlan, tokenizer: Tokenizer, dtype: str) -> dict[str, object]:
-    """Everything but the inputs that decides the bytes."""
+    """Everything but the inputs that decides the bytes of what is not skipped."""
     return {
         "keys": list(plan.json_keys),
         "append_eod": plan.append_eod,
@@ -250,5 +254,4 @@ def _recipe(plan: PreprocessPlan, tokenizer: Tokenizer, dtype: str) -> dict[str,
         "tokenizer": [tokenizer.identity, tokenizer.options, tokenizer.vocab_size, tokenizer.eod_token],
         "libraries": tokenizer.versions,
         "dtype": dtype,
-        "skip_errors": plan.skip_errors,
     }

@@ -37,7 +37,7 @@ class TextBatch:
         place = f"{path}: line {line} behind byte {behind}" if behind else f"{path}:{line}"
         message = f"{place}: {error}"
         if not skip:
-            raise DataError(message) from None
+            raise DataError(f"{message}; --on-error skip leaves such documents out, and goes on") from None
         self.skipped.append(Skip(path, line, message, behind))
 
 

@@ -45,12 +45,13 @@ from megalite.training.stopping import StopRequest, due
 from megalite.training.window import Window
 
 
-def run(config: Config, topology: Topology) -> None:
+def run(config: Config, topology: Topology, started: float | None = None) -> None:
     """Train, evaluate and save as configured. A collective: every rank calls it.
 
-    Raises TrainingError and CheckpointError, the same on all ranks, for what the user must mend.
+    `started`: when the process did, by the monotonic clock; None: now. Raises TrainingError and
+    CheckpointError, the same on all ranks, for what the user must mend.
     """
-    started = time.monotonic()
+    started = time.monotonic() if started is None else started
     if config.logging.timing_log_level:
         topology = with_traffic(topology, TimedTraffic(clock_of(topology.device)))
     reporting = topology.rank == topology.world_size - 1  # the last rank: it has the loss

@@ -30,6 +30,7 @@ def main(argv: Sequence[str]) -> int:
     A configuration error, also a pipeline table that would deadlock, leaves with code 2 before torch is even
     imported; a rank whose allocation fails leaves with OUT_OF_MEMORY, one that gets Ctrl-C with EXIT_CODE.
     """
+    started = time.monotonic()
     occupy_closed()
     take_everything(_tell_of_output)
     end_on_interrupt("interrupted")
@@ -44,14 +45,14 @@ def main(argv: Sequence[str]) -> int:
         leave_with_errors(errors, place)
     from torch.distributed.elastic.multiprocessing.errors import record
 
-    return record(_run)(config, place) or 0
+    return record(_run)(config, place, started) or 0
 
 
 def _tell_of_output(error: OSError) -> None:
     print(f"warning: standard output takes nothing: {error.strerror}; the run goes on", file=sys.stderr)
 
 
-def _run(config: Config, place: Place) -> int:
+def _run(config: Config, place: Place, started: float | None = None) -> int:
     from megalite.accelerator import (
         DeviceError,
         backend_for,
@@ -92,7 +93,7 @@ def _run(config: Config, place: Place) -> int:
         with process_group(backend, place, timeout, settings):
             tensor, pipeline = parallel.tensor_model_parallel_size, parallel.pipeline_model_parallel_size
             replicas = kv_replicas(config.model, tensor)
-            run(chosen, build_topology(tensor, pipeline, device, timeout, replicas))
+            run(chosen, build_topology(tensor, pipeline, device, timeout, replicas), started)
     except ConfigErrors as errors:
         exit_with_errors(errors, place.rank)
     except RendezvousError as error:

@@ -97,7 +97,7 @@ def test_leftovers_that_cannot_be_removed_are_warned_of(
     save(tmp_path, 300, vector(3.0), {})
     assert value_of(tmp_path) == 3.0
     assert entries(left) == []
-    assert f"{left}, left by a run that was killed, cannot be removed: Directory not empty" in caplog.text
+    assert f"{left}, which a run has left or replaced, cannot be removed: Directory not empty" in caplog.text
 
 
 def test_nothing_that_takes_long_comes_between_a_checkpoint_and_its_record(
@@ -134,6 +134,29 @@ def test_a_reader_that_restores_what_is_being_replaced_does_not_end_the_save(
     save(tmp_path, 100, vector(2.0), {})
     assert entries(tmp_path) == ["iter_0000100", TRACKER]
     assert value_of(tmp_path) == 2.0
+
+
+@pytest.mark.parametrize("dangling", [False, True])
+def test_a_link_to_a_checkpoint_is_replaced(tmp_path: Path, dangling: bool) -> None:
+    """As of one that was moved to other storage, which is left alone."""
+    root, cold = tmp_path / "run", tmp_path / "cold"
+    save(root, 100, vector(1.0), {})
+    (root / "iter_0000100").rename(cold)
+    (root / "iter_0000100").symlink_to(tmp_path / "gone" if dangling else cold)
+    save(root, 100, vector(2.0), {})
+    save(root, 200, vector(3.0), {})
+    assert entries(root) == ["iter_0000100", "iter_0000200", TRACKER]
+    assert [value_of(root, n) for n in (100, 200)] == [2.0, 3.0]
+    assert (cold / "manifest.json").is_file()
+
+
+def test_a_save_that_fails_names_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(CheckpointError, match=f"cannot save to {tmp_path}: No space left on device"):
+        save(tmp_path, 100, vector(1.0), {})
 
 
 def test_a_file_system_that_does_not_sync_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

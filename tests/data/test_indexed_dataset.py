@@ -159,6 +159,8 @@ def test_missing_files(tmp_path: Path, prefix: Path) -> None:
         open_dataset(str(tmp_path / "nowhere"))
     with pytest.raises(DataError, match="named without its extension"):
         open_dataset(f"{prefix}.bin")
+    with pytest.raises(DataError, match=f"a pair of files .bin and .idx; there is {prefix}$"):
+        open_dataset(str(prefix)[:-1])
     with pytest.raises(DataError, match=f"{tmp_path} is a folder, which holds {prefix}$"):
         open_dataset(str(tmp_path))
     with pytest.raises(DataError, match=r"0\.3\.idx does not exist; .*; a weight stands before its dataset"):

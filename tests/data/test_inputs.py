@@ -294,6 +294,9 @@ def test_what_a_run_has_written_is_not_read_by_the_next(
     flags = ["--input", pattern, "--tokenizer-type", "ByteLevelTokenizer", "--workers", "1"]
     flags += ["--output-prefix", "corpus", "--on-error", "skip"]
     Path("corpus_text_document.progress.json").touch()
+    # A copy that a resume makes where there are no locks, killed meanwhile.
+    Path("corpus_text_document.bin.partial.some.node.999999.1.partial").write_text("no line\n")
+    Path("corpus_text_document.json.partial.some.node.999999.1.partial").write_text("no line\n")
     for share in ("0", "1", "0"):
         assert preprocess_data.main([*flags, "--partitions", "2", "--partition-index", share]) == 0
     assert re.search("left out, as output of this command: .*_part00000of00002", capsys.readouterr().err)

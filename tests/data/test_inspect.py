@@ -103,6 +103,17 @@ def test_fewer_samples_than_a_run_has_drawn_are_refused(
     assert "train.tokens" in np.load(tmp_path / "out.npz")
 
 
+def test_ids_that_the_tokenizer_does_not_have_are_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of data without a description a look at a document is what tells."""
+    with DatasetWriter(str(tmp_path / "d"), "int32") as writer:
+        writer.add(np.array([104, 105, 5000]), np.array([3], dtype=np.int32))
+    show = [str(tmp_path / "d"), "--document", "0", "--tokenizer-type", "ByteLevelTokenizer"]
+    assert tool("inspect_data")(show) == 1
+    assert "document 0 holds id 5000, but the tokenizer has 257 ids" in capsys.readouterr().err
+
+
 def test_without_a_size_the_order_is_that_of_one_epoch(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -132,6 +132,37 @@ def test_a_run_that_is_not_continued_says_why(
     assert info.documents == (40 if tokenizer.vocab_size == 1000 else 20)
 
 
+def test_a_run_that_ended_at_a_bad_line_goes_on_without_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    every_batch_is_kept(monkeypatch)
+    path = lines(tmp_path / "in.jsonl", [*["1"] * 20, 5, *["1"] * 20])
+    work, told = plan(path, tmp_path / "out"), list[str]()
+    with pytest.raises(DataError, match=r"in\.jsonl:21: .*; --on-error skip leaves such documents out"):
+        preprocess(work, NullTokenizer(100, 99))
+    skipping = plan(path, tmp_path / "out", skip_errors=True)
+    read = []
+    with pytest.raises(KeyboardInterrupt):
+        preprocess(
+            skipping, NullTokenizer(100, 99), interrupted(3), lambda *sizes: read.append(sizes), told.append
+        )
+    assert (told, bool(read)) == ([], True)
+    (info,) = preprocess(skipping, NullTokenizer(100, 99), warn=told.append)
+    assert (told, info.documents) == ([], 40)
+
+
+def test_what_was_left_out_is_not_gone_on_from_without_leave(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    every_batch_is_kept(monkeypatch)
+    path, told = lines(tmp_path / "in.jsonl", [5, *["1"] * 20]), list[str]()
+    with pytest.raises(KeyboardInterrupt):
+        preprocess(plan(path, tmp_path / "out", skip_errors=True), NullTokenizer(100, 99), interrupted(8))
+    with pytest.raises(DataError, match=r"in\.jsonl:1: "):
+        preprocess(plan(path, tmp_path / "out"), NullTokenizer(100, 99), warn=told.append)
+    assert "is not continued, as it left out 1 documents, as --on-error skip does" in told[0]
+
+
 def test_progress_that_cannot_be_read_now_is_an_error(tmp_path: Path) -> None:
     state = tmp_path / "out_text_document.progress.json"
     state.symlink_to(state)
@@ -314,7 +345,9 @@ def test_a_share_that_is_complete_is_not_made_again(tmp_path: Path, change: str)
             "again remove its .json"
         )
         assert description.stat().st_mtime_ns == made
-        assert share(skip_errors=True) == [], "what would be left out is part of the work"
+        assert len(share(skip_errors=True)) == 1, "what is bad would have ended the run that made it"
+        (tmp_path / "out_part00000of00002_text_document.skipped.jsonl").touch()
+        assert share() == [], "what was left out then may end this one"
         return
     assert told == []
     assert description.stat().st_mtime_ns != made

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import os
 import shlex
+import signal
 import stat
 import subprocess
 import sys
@@ -31,7 +32,8 @@ def planned(*flags: str, **variables: str) -> tuple[list[str], list[str]]:
     done = launch("--dry-run", *flags, **variables)
     assert done.returncode == 0, done.stderr
     command = shlex.split(done.stdout)
-    assert command[:3] == [sys.executable, "-m", "torch.distributed.run"]
+    assert command[:2] == [sys.executable, "-c"]
+    assert "torch.distributed.run" in command[2]
     script = command.index(str(SCRIPT))
     return command[3:script], command[script + 1 :]
 
@@ -158,6 +160,34 @@ def test_it_finds_itself_through_a_link_and_with_a_search_path_of_cd(tmp_path: P
             timeout=120,
         )
         assert done.stdout == f"-u {SCRIPT}\n"
+
+
+def test_what_lies_in_the_folder_of_the_command_is_not_imported(tmp_path: Path) -> None:
+    (tmp_path / "tokenize.py").write_text("import os\nopen('run', 'w')\nos._exit(3)\n")
+    flags = ["--mock-data", "--tokenizer-type", "NullTokenizer", "--vocab-size", "100", "--nproc-per-node=2"]
+    done = subprocess.run(
+        ["bash", str(SCRIPT), *flags, "--train-iters", "1", "--eval-iters", "0", "--no-memory-report"],
+        env={**os.environ, "PYTHON": sys.executable},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert done.returncode == 0, done.stderr
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(("hangup", "ignored"), [(signal.SIG_DFL, False), (signal.SIG_IGN, True)])
+def test_under_nohup_torchrun_lives_as_long_as_its_ranks(hangup: signal.Handlers, ignored: bool) -> None:
+    done = subprocess.run(
+        ["bash", str(SCRIPT), "--dry-run", "--nproc-per-node", "2"],
+        env={**os.environ, "PYTHON": sys.executable},
+        preexec_fn=lambda: signal.signal(signal.SIGHUP, hangup),
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert ("--signals-to-handle=SIGTERM\\,SIGINT\\,SIGQUIT" in done.stdout) == ignored
 
 
 @pytest.mark.parametrize(("nodes", "store"), [("1", "unset"), ("2", "1")])

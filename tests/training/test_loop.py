@@ -9,6 +9,7 @@ import os
 import re
 import signal
 import stat
+import time
 from pathlib import Path
 from typing import Any
 
@@ -40,10 +41,10 @@ MODEL = (
 )
 
 
-def train(*flags: str, batch: int = 4, mock: bool = True) -> None:
+def train(*flags: str, batch: int = 4, mock: bool = True, started: float | None = None) -> None:
     data = ["--mock-data"] if mock else []
     argv = [*MODEL.split(), *data, "--global-batch-size", str(batch), *" ".join(flags).split()]
-    run(parse(argv, 1), build_topology(1, 1, torch.device("cpu")))
+    run(parse(argv, 1), build_topology(1, 1, torch.device("cpu")), started)
 
 
 def progress_of(folder: Path, iteration: int) -> dict[str, Any]:
@@ -253,6 +254,15 @@ def test_how_to_resume_is_told_by_what_the_next_command_must_have(
     line = next(line for line in out.splitlines() if line.startswith("to resume this run, "))
     assert how.format(tmp_path) in line
     assert "warning" not in out
+
+
+def test_the_duration_of_a_run_begins_with_its_process(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Not when its ranks have met: the cluster's limit counts from the start."""
+    train("--train-iters 3 --exit-duration-in-mins 30 --save", str(tmp_path), started=time.monotonic() - 1801)
+    assert "saved checkpoint of iteration 1 " in capsys.readouterr().out
+    assert list(complete_iterations(str(tmp_path))) == [1]
 
 
 def test_a_run_that_is_complete_names_the_flag_that_extends_it(
