@@ -58,7 +58,8 @@ torchrun_flags=" --nnodes --nproc-per-node --node-rank --master-addr --master-po
 torchrun_flags=${torchrun_flags//$'\n'/ }
 dry_run=
 print_config=
-signals=
+signals=${PET_SIGNALS_TO_HANDLE:-}
+address=${PET_LOCAL_ADDR:-}
 torchrun=()
 training=()
 while (($#)); do
@@ -93,6 +94,7 @@ while (($#)); do
     case $name in
         --standalone | --rdzv-* | --master-*) rendezvous=$name ;;
         --signals-to-handle) signals=$name ;;
+        --local-addr) address=$name ;;
         --print-config) print_config=1 ;;
     esac
 done
@@ -136,6 +138,7 @@ if [[ -n ${SLURM_STEP_ID:-} ]] && ((nodes > 1)) && [[ -z $rendezvous ]]; then
     torchrun+=("--master-addr=$(slurm_master)" "--master-port=${MASTER_PORT:-$slurm_port}")
 elif [[ $nnodes == 1 && -z $rendezvous ]]; then
     torchrun+=(--standalone) # a free port: several runs may share a machine
+    [[ -n $address ]] || torchrun+=(--local-addr=127.0.0.1) # its name may be known to nobody
 fi
 # Or ranks that torchrun starts anew (--max-restarts) would find the addresses of those that have died.
 ((most_nodes == 1)) || export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1

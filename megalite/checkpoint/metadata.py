@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch.distributed.checkpoint.metadata import (
+    _MEM_FORMAT_ENCODING,
     ChunkStorageMetadata,
     Metadata,
     MetadataIndex,
@@ -43,9 +44,20 @@ class MetadataUnpickler(pickle.Unpickler):
         """The named class if it is allowed; raises UnpicklingError otherwise."""
         if (module, name) in ALLOWED or (module, name) in DTYPES:
             return super().find_class(module, name)
+        if (module, name) == ("builtins", "getattr"):
+            return _member
         raise pickle.UnpicklingError(
             f"it refers to {module}.{name}, which checkpoint metadata has no use for"
         )
+
+
+def _member(kind: object, name: object) -> object:
+    """A member of an enumeration, which Python 3.11.0 to 3.11.3 pickle as an attribute of it; of nothing else
+    is an attribute looked up.
+    """
+    if kind is not _MEM_FORMAT_ENCODING or not isinstance(name, str) or name not in kind.__members__:
+        raise pickle.UnpicklingError("it asks for an attribute, which checkpoint metadata has no use for")
+    return kind.__members__[name]
 
 
 def read_metadata(folder: Path, files: Mapping[str, int]) -> Metadata:

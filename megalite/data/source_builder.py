@@ -76,10 +76,21 @@ class SourceBuilder:
         weights = normalize(blend.weights)
         targets = samples_per_dataset(weights, size)
         datasets_of, samples_of = cached_blend_index(self.cache, normalize(weights), sum(targets), self._tell)
-        # Rounding may draw a dataset more often than its share: what is drawn is built, whatever the weights.
         drawn = BlendCounts(datasets_of, len(targets)).first(len(datasets_of))
-        needed = [max(with_surplus(target), int(count)) for target, count in zip(targets, drawn, strict=True)]
+        needed = [
+            self._needed(prefix, share, with_surplus(target), int(count))
+            for prefix, target, count in zip(blend.prefixes, targets, drawn, strict=True)
+        ]
         return BlendedDataset(self._datasets(blend.prefixes, share, needed), datasets_of, samples_of)
+
+    def _needed(self, prefix: str, share: Share, asked: int, drawn: int) -> int:
+        """How many samples of a dataset of a blend are built: those that Megatron-LM has `asked` for, whose
+        order depends on their number. Rounding may draw more: these are built where whole epochs of those
+        have not as many, so that there is no order of Megatron-LM's.
+        """
+        if drawn <= asked or self._plan(prefix, share, asked, 0).samples >= drawn:
+            return asked
+        return drawn
 
     def go_on(self, stretch: Stretch, share: Share, samples: int) -> ContinuedBlend:
         """The samples of `stretch` up to number `samples` of the run; rounds are added to datasets that it

@@ -9,10 +9,13 @@ import os
 import pickle
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
 from torch.distributed.checkpoint.metadata import (
+    _MEM_FORMAT_ENCODING,
     BytesStorageMetadata,
     Metadata,
     MetadataIndex,
@@ -64,6 +67,42 @@ def test_unforged_metadata_is_read(folder: Path) -> None:
     assert torch.equal(read(folder), torch.ones(4))
 
 
+class Attribute:
+    """Unpickles to an attribute of `owner`."""
+
+    def __init__(self, owner: object, name: object) -> None:
+        self.owner, self.name = owner, name
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[object, object]]:
+        return getattr, (self.owner, self.name)
+
+
+def test_metadata_that_python_3_11_2_wrote_is_read(folder: Path) -> None:
+    """Which pickles a member of an enumeration as an attribute of it."""
+    state_of = TensorProperties.__getstate__
+
+    def state(properties: TensorProperties) -> tuple[object, ...]:
+        dtype, layout, grad, _, pinned = state_of(properties)
+        return dtype, layout, grad, Attribute(_MEM_FORMAT_ENCODING, "TORCH_CONTIGUOUS_FORMAT"), pinned
+
+    with patch.object(TensorProperties, "__getstate__", state):
+        forge(folder, metadata_of(folder))
+    assert b"getattr" in (folder / ".metadata").read_bytes()
+    assert torch.equal(read(folder), torch.ones(4))
+
+
+@pytest.mark.parametrize(
+    ("owner", "name"),
+    [(_MEM_FORMAT_ENCODING, "__class__"), (_MEM_FORMAT_ENCODING, 5), (torch.Size, "numel")],
+)
+def test_another_attribute_in_the_metadata_is_refused(folder: Path, owner: object, name: object) -> None:
+    metadata = metadata_of(folder)
+    metadata.planner_data = Attribute(owner, name)
+    forge(folder, metadata)
+    with pytest.raises(CheckpointCorruptError, match="it asks for an attribute"):
+        read(folder)
+
+
 def test_a_command_in_the_metadata_is_refused(folder: Path, tmp_path: Path) -> None:
     marker = tmp_path / "executed"
     forge(folder, Command(marker))
@@ -81,7 +120,7 @@ def test_a_command_inside_honest_metadata_is_refused(folder: Path, tmp_path: Pat
     assert not marker.exists()
 
 
-@pytest.mark.parametrize("function", [eval, getattr, __import__, torch.load, io.open])
+@pytest.mark.parametrize("function", [eval, setattr, __import__, torch.load, io.open])
 def test_functions_are_refused(folder: Path, function: Callable[..., object]) -> None:
     forge(folder, function)
     with pytest.raises(CheckpointCorruptError, match="which checkpoint metadata has no use for"):

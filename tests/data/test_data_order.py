@@ -13,6 +13,8 @@ import numpy as np
 import pytest
 import torch
 
+from megalite.config.blend import Blend
+from megalite.data.blended_dataset import BlendedDataset
 from megalite.data.build import Dataset, build_datasets
 from megalite.data.data_order import DataOrder, RunHistory
 from megalite.data.errors import DataError
@@ -469,3 +471,17 @@ def test_the_sizes_of_a_blend_of_an_empty_dataset(tmp_path: Path) -> None:
     run = Run(tmp_path)
     run.draw(99, 99, empty, a)
     assert len(set(run.of(0, 1000))) == 99 * SEQ
+
+
+def test_a_blend_that_draws_more_than_was_asked_for_has_the_order_of_what_was(tmp_path: Path) -> None:
+    """Of 5 epochs of 86 tokens, 49 samples of 53 are asked for, 50 are drawn: Megatron-LM shuffles the fifth
+    by itself, as it would not for 50.
+    """
+    lengths = [[300] * 9, [43, 43], [300] * 9, [300] * 9]
+    prefixes = [write_dataset(tmp_path / f"{i}", each) for i, each in enumerate(lengths)]
+    blend = Blend(tuple(prefixes), (0.01, 7, 0.3, 0.001))
+    source = SourceBuilder(8, 1234, tmp_path).build("train", blend, (0.0, 1.0), 50)
+    assert isinstance(source, BlendedDataset)
+    drawn = int((source.dataset_index == 1).sum())
+    plan = source.datasets[1].plan
+    assert (drawn, plan.samples, plan.epochs, plan.separate_final_epoch) == (50, 53, 5, True)

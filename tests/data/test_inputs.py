@@ -283,6 +283,15 @@ def test_hidden_files_and_backup_copies_are_left_out(tmp_path: Path) -> None:
     assert sorted(told[0].split()) == sorted(f"left out, as hidden or a backup copy: {names}".split())
 
 
+def test_a_copy_that_a_killed_resume_left_is_no_input(tmp_path: Path) -> None:
+    """It makes one where there are no locks."""
+    copies = ("_text_document.bin.partial.node.7.1.partial", "_part00003of00010_a_document.idx.partial")
+    for name in (".jsonl", "_text_document.binary.partial", *copies):
+        (tmp_path / f"corpus{name}").touch()
+    found = find_inputs([str(tmp_path / "*")], output_prefix=str(tmp_path / "corpus"))
+    assert [Path(part.path).name for part in found] == ["corpus.jsonl", "corpus_text_document.binary.partial"]
+
+
 @pytest.mark.parametrize("pattern", ["*.jsonl", "*.json*", "**"])
 def test_what_a_run_has_written_is_not_read_by_the_next(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], pattern: str
@@ -294,9 +303,6 @@ def test_what_a_run_has_written_is_not_read_by_the_next(
     flags = ["--input", pattern, "--tokenizer-type", "ByteLevelTokenizer", "--workers", "1"]
     flags += ["--output-prefix", "corpus", "--on-error", "skip"]
     Path("corpus_text_document.progress.json").touch()
-    # A copy that a resume makes where there are no locks, killed meanwhile.
-    Path("corpus_text_document.bin.partial.some.node.999999.1.partial").write_text("no line\n")
-    Path("corpus_text_document.json.partial.some.node.999999.1.partial").write_text("no line\n")
     for share in ("0", "1", "0"):
         assert preprocess_data.main([*flags, "--partitions", "2", "--partition-index", share]) == 0
     assert re.search("left out, as output of this command: .*_part00000of00002", capsys.readouterr().err)

@@ -160,6 +160,7 @@ def test_bad_lines_are_named_by_file_and_line(tmp_path: Path, line: bytes, messa
         (b"ARROW1\0\0\xff\xff\xff\xff", "Arrow: "),
         ('{"text": "1"}'.encode("utf-16"), "UTF-16: iconv"),
     ],
+    ids=["gzip", "zstd", "Parquet", "Arrow", "UTF-16"],  # gzip's bytes have the time in them
 )
 def test_another_format_is_named(tmp_path: Path, content: bytes, what: str) -> None:
     for name in ("in.jsonl", "in.txt"):

@@ -64,7 +64,10 @@ def test_flags_go_where_they_belong() -> None:
     mine = ["--max-restarts", "3", "-t", "3"]
     torchrun, training = planned("--lr", "0.1", "--nproc_per_node=2", "--save", "a folder", *mine, "--swiglu")
     assert training == ["--lr", "0.1", "--save", "a folder", "--swiglu"]
-    assert torchrun == [*mine, "--nnodes=1", "--nproc-per-node=2", "--standalone"]
+    alone = ["--standalone", "--local-addr=127.0.0.1"]
+    assert torchrun == [*mine, "--nnodes=1", "--nproc-per-node=2", *alone]
+    given = planned("--nproc-per-node=2", "--local-addr", "10.0.0.1")[0]
+    assert "--local-addr=127.0.0.1" not in given
 
 
 @pytest.mark.parametrize("spelling", ["--{}-{}", "--{}_{}"])
