@@ -13,12 +13,14 @@ from megalite import _C
 from megalite.data.errors import DataError
 
 ONE_A_LINE = "one object a line is read: jq -c '.[]' writes so what an array holds, jq -c . what objects do"
+GIT_LFS = b"version https://git-lfs.github.com/"
 OTHER_FORMATS = {  # by their first bytes
     b"\x1f\x8b": "it is gzip: let its name end in .gz",
     b"\x28\xb5\x2f\xfd": "it is zstd: let its name end in .zst",
     b"PAR1": "it is Parquet: let its name end in .parquet, or give --input-format parquet",
     b"ARROW1": "it is Arrow: datasets.Dataset.to_parquet writes what is read",
     b"\xff\xff\xff\xff": "it is Arrow: datasets.Dataset.to_parquet writes what is read",
+    GIT_LFS: "it is a pointer of Git LFS, without the data: git lfs pull",
     b"\xff\xfe": "it is UTF-16: iconv -f UTF-16 -t UTF-8",
     b"\xfe\xff": "it is UTF-16: iconv -f UTF-16 -t UTF-8",
 }
@@ -58,6 +60,8 @@ def parse_document(
         record = _parse_json(content)
     else:
         try:
+            if content.startswith(GIT_LFS):
+                raise DataError("no text" + _other_format(content))
             record = {"text": content.decode("utf-8")}
         except UnicodeDecodeError as error:
             what = f"not valid UTF-8: {error.reason} at byte {error.start}"

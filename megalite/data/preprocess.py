@@ -162,8 +162,9 @@ def _complete(
     """The descriptions of a share that has been made, of each key; None where one has not, or by other
     `work`, of another corpus, or is not what its description says, but for the bytes of the tokens.
     """
-    if not plan.skip_errors and os.path.lexists(f"{plan.first_prefix}.skipped.jsonl"):
-        return None
+    skipped = f"{plan.first_prefix}.skipped.jsonl"
+    if os.path.lexists(f"{skipped}.partial") or (not plan.skip_errors and os.path.lexists(skipped)):
+        return None  # killed before its list had its name; left out what may end this run
     found = []
     for key in plan.json_keys:
         try:

@@ -49,7 +49,8 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _tell_of_output(error: OSError) -> None:
-    print(f"warning: standard output takes nothing: {error.strerror}; the run goes on", file=sys.stderr)
+    if sys.stderr is not None:  # or it would be printed to standard output
+        print(f"warning: standard output takes nothing: {error.strerror}; the run goes on", file=sys.stderr)
 
 
 def _run(config: Config, place: Place, started: float | None = None) -> int:

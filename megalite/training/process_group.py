@@ -60,6 +60,6 @@ def open_store(place: Place, timeout: timedelta) -> Store:
     if os.environ.get("LOCAL_WORLD_SIZE") == str(place.world_size):
         # torchrun keeps the store of a single node when it starts the ranks anew, with the addresses of those
         # that died. Of several the nodes count for themselves; there TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 has
-        # it make a new one.
+        # its dynamic rendezvous make a new one.
         store = dist.PrefixStore(f"attempt {os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
     return store

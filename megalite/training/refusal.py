@@ -38,7 +38,7 @@ def leave_with_errors(errors: ConfigErrors, place: Place) -> NoReturn:
         tell_torchrun(text)  # of this node, which knows nothing of the first's
     if its_all:
         time.sleep(TORCHRUN_SECONDS)  # the first rank most likely has the same errors, and this one is ended
-    if _is_reachable(place, once=torchrun):
+    if _is_reachable(place, once=os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"):
         from torch.distributed import DistError
 
         from megalite.training.agreement import check_errors
@@ -60,8 +60,8 @@ def leave_with_errors(errors: ConfigErrors, place: Place) -> NoReturn:
 
 
 def _is_reachable(place: Place, *, once: bool) -> bool:
-    """Whether the store where the ranks meet is there, which the first rank or its torchrun opens; `once`:
-    it must be there already.
+    """Whether the store where the ranks meet is there, which the first rank opens, or with `once` torchrun
+    has opened.
     """
     if place.rank == 0 and not once:
         return True

@@ -309,7 +309,7 @@ def test_a_share_that_is_complete_is_not_made_again(tmp_path: Path, change: str)
 
     def share(append_eod: bool = False, skip_errors: bool = False) -> list[str]:
         told: list[str] = []
-        whole = find_inputs([str(tmp_path / "*.jsonl")])
+        whole = find_inputs([str(tmp_path / "*.jsonl")], output_prefix=str(tmp_path / "out"))
         preprocess(
             PreprocessPlan(
                 take_partition(whole, 0, 2),
@@ -346,8 +346,12 @@ def test_a_share_that_is_complete_is_not_made_again(tmp_path: Path, change: str)
         )
         assert description.stat().st_mtime_ns == made
         assert len(share(skip_errors=True)) == 1, "what is bad would have ended the run that made it"
-        (tmp_path / "out_part00000of00002_text_document.skipped.jsonl").touch()
+        skipped = tmp_path / "out_part00000of00002_text_document.skipped.jsonl"
+        skipped.touch()
         assert share() == [], "what was left out then may end this one"
+        assert len(share()) == 1
+        (skipped.with_name(f"{skipped.name}.partial")).touch()
+        assert share(skip_errors=True) == [], "it was killed before its list had its name"
         return
     assert told == []
     assert description.stat().st_mtime_ns != made

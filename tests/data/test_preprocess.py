@@ -159,13 +159,14 @@ def test_bad_lines_are_named_by_file_and_line(tmp_path: Path, line: bytes, messa
         (b"PAR1\x15\x04\xff", r"Parquet: let its name end in \.parquet"),
         (b"ARROW1\0\0\xff\xff\xff\xff", "Arrow: "),
         ('{"text": "1"}'.encode("utf-16"), "UTF-16: iconv"),
+        (b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 9\n", "a pointer of Git LFS"),
     ],
-    ids=["gzip", "zstd", "Parquet", "Arrow", "UTF-16"],  # gzip's bytes have the time in them
+    ids=["gzip", "zstd", "Parquet", "Arrow", "UTF-16", "Git LFS"],  # gzip's bytes have the time in them
 )
 def test_another_format_is_named(tmp_path: Path, content: bytes, what: str) -> None:
     for name in ("in.jsonl", "in.txt"):
         (tmp_path / name).write_bytes(content)
-        with pytest.raises(DataError, match=rf"{name}:1: not valid .*; it is {what}"):
+        with pytest.raises(DataError, match=rf"{name}:1: no.*; it is {what}"):
             run(tmp_path, [str(tmp_path / name)])
 
 
