@@ -148,7 +148,7 @@ if [[ -z $signals && $(trap -p HUP) == "trap -- '' "* ]]; then
 fi
 [[ -z $node_rank ]] || torchrun+=("--node-rank=$node_rank")
 
-run="$without_here; from torch.distributed.run import main; main()"
+run="$without_here; sys.argv[0] = 'torchrun'; from torch.distributed.run import main; main()"
 command=("$PYTHON" -c "$run" "${torchrun[@]}" "$script" ${training[@]+"${training[@]}"})
 if [[ -n $dry_run ]]; then
     printf "%q " "${command[@]}"

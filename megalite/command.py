@@ -5,14 +5,13 @@ from __future__ import annotations
 import os
 import sys
 import threading
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
 from megalite.interruption import end_on_interrupt, show_cursor_on_terminate
 from megalite.standard_streams import occupy_closed, take_everything
-
-WORKER = "worker"  # what the names of threads begin with for which nobody waits behind an error
 
 
 def run_data_command(main: Callable[[], int], interrupted: str) -> NoReturn:
@@ -41,15 +40,25 @@ def run_command(main: Callable[[], int], interrupted: str) -> NoReturn:
     except FileNotFoundError:
         print(f"{name}: error: the working folder was deleted", file=sys.stderr)
         sys.exit(1)
-    code = main()
+    try:
+        code = main()
+    except Exception:  # told here, as what follows may end the process
+        traceback.print_exc()
+        code = 1
     if output is not None:
         sys.stdout.flush()
         if code == 0 and output.error is not None and not isinstance(output.error, BrokenPipeError):
             reason = output.error.strerror
             print(f"{name}: error: all is done, but standard output takes nothing: {reason}", file=sys.stderr)
             code = 1
-    if code != 0 and any(thread.name.startswith(WORKER) for thread in threading.enumerate()):
+    if code != 0 and _has_busy_workers():
         if sys.stderr is not None:
             sys.stderr.flush()
         os._exit(code)  # Python would wait for them: they may be in a long text that nobody wants any more
     sys.exit(code)
+
+
+def _has_busy_workers() -> bool:
+    from megalite.data.shortage import WORKER
+
+    return any(thread.name.startswith(WORKER) for thread in threading.enumerate())

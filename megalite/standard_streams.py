@@ -45,11 +45,11 @@ class WaitingInput(io.FileIO):
 class LastingOutput(io.FileIO):
     """A descriptor that takes everything, waiting where it must."""
 
-    def __init__(self, descriptor: int, tell: Callable[[OSError], None] = lambda _: None) -> None:
-        """`tell` is called with the first error."""
+    def __init__(self, descriptor: int) -> None:
         super().__init__(descriptor, "w", closefd=False)
         self.error: OSError | None = None
-        self._tell = tell
+        self.on_error: Callable[[OSError], None] = lambda _: None
+        """Called with the first error."""
 
     def write(self, data: Buffer, /) -> int:
         try:
@@ -59,22 +59,23 @@ class LastingOutput(io.FileIO):
         except OSError as error:
             if self.error is None:
                 self.error = error
-                self._tell(error)
+                self.on_error(error)
             return memoryview(data).nbytes
 
 
-def take_everything(tell: Callable[[OSError], None] = lambda _: None) -> LastingOutput | None:
+def take_everything() -> LastingOutput | None:
     """From now on nothing that standard output and error meet raises: a pipe whose reader has gone, as `head`
-    does, or a full disk takes the rest, and what the encoding lacks is replaced. `tell` is called with the
-    first error of standard output, which is returned; None where there is none.
+    does, or a full disk takes the rest, and what the encoding lacks is replaced. Returns standard output;
+    None where there is none.
     """
-    output = LastingOutput(1, tell) if sys.stdout is not None else None
+    output = LastingOutput(1) if sys.stdout is not None else None
     if output is not None:
-        sys.stdout = _text(output, sys.stdout, "replace")
+        sys.stdout = text_of(output, sys.stdout, "replace")
     if sys.stderr is not None:
-        sys.stderr = _text(LastingOutput(2), sys.stderr, "backslashreplace")
+        sys.stderr = text_of(LastingOutput(2), sys.stderr, "backslashreplace")
     return output
 
 
-def _text(raw: LastingOutput, before: TextIO, errors: str) -> TextIO:
+def text_of(raw: LastingOutput, before: TextIO, errors: str) -> TextIO:
+    """A stream of text into `raw`, in the encoding of `before`."""
     return io.TextIOWrapper(io.BufferedWriter(raw), before.encoding, errors, line_buffering=True)

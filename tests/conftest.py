@@ -22,8 +22,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure() -> None:
-    """Processes that tests interrupt must not ignore it, as all do that a script starts in the background."""
+    """Processes that tests interrupt must not ignore it, as all do that a script starts in the background.
+    Nor must they ignore the end of the terminal, as under nohup: torchrun is started otherwise then.
+    """
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 @pytest.fixture(scope="session")

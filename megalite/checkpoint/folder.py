@@ -59,6 +59,8 @@ def _remove(path: Path) -> None:
             shutil.rmtree(path)
         else:
             path.unlink()
+    except FileNotFoundError:  # another has removed it
+        pass
     except OSError as error:
         shutil.rmtree(path, ignore_errors=True)  # the rest of it
         logger.warning("%s, which a run has left or replaced, cannot be removed: %s", path, error.strerror)
@@ -77,13 +79,16 @@ def publish(temporary: Path, iteration: int) -> Path:
     write_durably(record, f"{iteration}\n")
     replaced = _set_aside(final)
     try:
-        temporary.rename(final)
-    except OSError:  # a reader has just restored what was set aside
-        if not final.exists():
-            raise
-        replaced = _set_aside(final)
-        temporary.rename(final)
-    record.replace(directory / TRACKER)  # a reader sees the old number or the new one, never a part
+        try:
+            temporary.rename(final)
+        except OSError:  # a reader has just restored what was set aside
+            if not final.exists():
+                raise
+            replaced = _set_aside(final)
+            temporary.rename(final)
+        record.replace(directory / TRACKER)  # a reader sees the old number or the new one, never a part
+    finally:
+        record.unlink(missing_ok=True)
     sync_folder(directory)
     if replaced is not None:
         _remove(replaced)
@@ -100,13 +105,13 @@ def _set_aside(final: Path) -> Path | None:
 
 
 def restore_replaced(directory: Path) -> None:
-    """Undo a replacement that was cut off between its two renames, or warn that it cannot be undone."""
-    try:
-        for path in directory.glob(".iter_*.replaced-*"):
+    """Undo replacements that were cut off between their two renames, or warn that one cannot be undone."""
+    for path in directory.glob(".iter_*.replaced-*"):
+        try:
             if (published := _to_restore(path)) is not None:
                 path.rename(published)
-    except OSError as error:
-        logger.warning("an interrupted replacement in %s cannot be undone: %s", directory, error)
+        except OSError as error:
+            logger.warning("an interrupted replacement in %s cannot be undone: %s", directory, error)
 
 
 def _to_restore(path: Path) -> Path | None:

@@ -98,8 +98,13 @@ def foreign_checkpoints(directory: Path) -> list[Path]:
     return [
         folder
         for folder in named
-        if folder.is_dir() and (held := os.listdir(folder)) and not {MANIFEST, STATE} & set(held)
+        if folder.is_dir() and (held := _held(folder)) and not {MANIFEST, STATE} & held
     ]
+
+
+def _held(folder: Path) -> set[str]:
+    """The names in a folder, but for files that NFS keeps while a process has them open."""
+    return {name for name in os.listdir(folder) if not name.startswith(".nfs")}
 
 
 def _parsed(folder: Path) -> Manifest:

@@ -26,6 +26,10 @@ OTHER_FORMATS = {  # by their first bytes
 }
 
 
+class OtherFormatError(DataError):
+    """What was read is of another format than was expected, so that no document is to be left out for it."""
+
+
 class Lines(Sequence[bytes]):
     """Consecutive lines, as they stand in a file."""
 
@@ -61,16 +65,14 @@ def parse_document(
     else:
         try:
             if content.startswith(GIT_LFS):
-                raise DataError("no text" + _other_format(content))
+                raise _refusal("no text", content)
             record = {"text": content.decode("utf-8")}
         except UnicodeDecodeError as error:
             what = f"not valid UTF-8: {error.reason} at byte {error.start}"
-            raise DataError(what + _other_format(content)) from None
+            raise _refusal(what, content) from None
     if not isinstance(record, dict):
-        found = _kind(record)
-        if isinstance(record, list):
-            found += "; " + ONE_A_LINE
-        raise DataError(f'expected a JSON object such as {{"text": ...}}, found {found}')
+        what = f'expected a JSON object such as {{"text": ...}}, found {_kind(record)}'
+        raise OtherFormatError(f"{what}; {ONE_A_LINE}") if isinstance(record, list) else DataError(what)
     return [_texts(_lookup(record, key), key) for key in keys]
 
 
@@ -92,15 +94,17 @@ def _parse_json(content: bytes) -> object:
             return json.loads(content.decode())
         except (ValueError, RecursionError):
             what = f"not valid JSON: {error}: {_excerpt(content)}"
-            raise DataError(what + _other_format(content)) from None
+            raise _refusal(what, content) from None
 
 
-def _other_format(content: bytes) -> str:
-    """Which format other than JSON lines or UTF-8 `content` begins, with what to do."""
-    for mark, what in OTHER_FORMATS.items():
+def _refusal(what: str, content: bytes) -> DataError:
+    """Of `content`, with what to do where it begins another format than JSON lines or UTF-8."""
+    for mark, advice in OTHER_FORMATS.items():
         if content.startswith(mark):
-            return f"; {what}"
-    return f"; {ONE_A_LINE}" if content.strip() in (b"{", b"[") else ""
+            return OtherFormatError(f"{what}; {advice}")
+    if content.strip() in (b"{", b"["):
+        return OtherFormatError(f"{what}; {ONE_A_LINE}")
+    return DataError(what)
 
 
 def _lookup(record: dict[str, object], key: str) -> object:

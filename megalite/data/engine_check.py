@@ -129,7 +129,7 @@ def encoded(
 
 def hard_texts(tokenizer: Tokenizer) -> list[str]:
     """The same each time: the fragments, 2,000 mixtures of them, as many that are half of added tokens, long
-    runs, and all marks, of which a normalizer must know the order.
+    runs, and the marks that Python knows, of which a normalizer must know the order.
     """
     generator = random.Random(0)
 

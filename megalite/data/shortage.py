@@ -8,9 +8,9 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
-from megalite.command import WORKER
 from megalite.data.errors import DataError
 
+WORKER = "worker"  # what the names of threads begin with that nobody waits for behind an error
 TOO_MANY = (
     "too many run already for the limit of the user or the container (ulimit -u, pids.max), or for the "
     "memory that it may have (ulimit -v)"

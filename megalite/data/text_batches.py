@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from megalite.data.documents import Lines, parse_document, parse_strings
+from megalite.data.documents import Lines, OtherFormatError, parse_document, parse_strings
 from megalite.data.errors import DataError
 from megalite.data.inputs import Part, printable
 from megalite.data.records import Records, line_number, read_records
@@ -37,7 +37,9 @@ class TextBatch:
         place = f"{path}: line {line} behind byte {behind}" if behind else f"{path}:{line}"
         message = f"{place}: {error}"
         if not skip:
-            raise DataError(f"{message}; --on-error skip leaves such documents out, and goes on") from None
+            if not isinstance(error, OtherFormatError):
+                message += "; --on-error skip leaves such documents out, and goes on"
+            raise DataError(message) from None
         self.skipped.append(Skip(path, line, message, behind))
 
 

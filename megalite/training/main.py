@@ -32,7 +32,7 @@ def main(argv: Sequence[str]) -> int:
     """
     started = time.monotonic()
     occupy_closed()
-    take_everything(_tell_of_output)
+    output = take_everything()
     end_on_interrupt("interrupted")
     end_with_torchrun()
     try:
@@ -43,6 +43,8 @@ def main(argv: Sequence[str]) -> int:
         config = configured(argv, place.world_size, place.rank)
     except ConfigErrors as errors:
         leave_with_errors(errors, place)
+    if output is not None:
+        output.on_error = _tell_of_output
     from torch.distributed.elastic.multiprocessing.errors import record
 
     return record(_run)(config, place, started) or 0

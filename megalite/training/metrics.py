@@ -155,7 +155,7 @@ class Reporter:
     def _write(self, record: dict[str, Any]) -> None:
         if self._file is None:
             return
-        left = memoryview(b"\n" * self._torn + orjson.dumps(record) + b"\n")
+        left = memoryview((b"\n" if self._torn else b"") + orjson.dumps(record) + b"\n")
         with self._going_on(str(self.metrics_file)):
             while left:
                 left = left[self._file.write(left) :]

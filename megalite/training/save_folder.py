@@ -17,7 +17,7 @@ from megalite.parallel.everywhere import gather_objects, on_every_rank
 from megalite.training.errors import TrainingError
 
 LOCK = ".lock"
-PATIENCE_SECONDS = 10.0  # with a network file system that has not yet looked again
+PATIENCE_SECONDS = 90.0  # with NFS, which may hold a name for missing for a minute
 
 
 @contextmanager
@@ -83,8 +83,8 @@ def _hold(directory: str, held: ExitStack) -> str | None:
         raise TrainingError(f"--save {directory}: {error}") from error
     if foreign:
         raise TrainingError(
-            f"--save {directory}: holds {listing(foreign)}, no checkpoint of this program, which saving may "
-            "replace; give another folder, or move it away"
+            f"--save {directory}: holds {listing(foreign)}, no whole checkpoint of this program, which "
+            "saving may replace; give another folder, or move it away"
         )
     token = uuid.uuid4().hex
     try:

@@ -150,21 +150,29 @@ def test_a_link_to_a_checkpoint_is_replaced(tmp_path: Path, dangling: bool) -> N
     assert (cold / "manifest.json").is_file()
 
 
-def test_a_save_that_fails_names_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: object) -> None:
+@pytest.mark.parametrize("where", ["create_temporary", "publish"])
+def test_a_save_that_fails_names_the_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    """At its beginning or at its end."""
+
+    def full(*_: object) -> Path:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(os, "fsync", full)
+    monkeypatch.setattr(f"megalite.checkpoint.save.{where}", full)
     with pytest.raises(CheckpointError, match=f"cannot save to {tmp_path}: No space left on device"):
         save(tmp_path, 100, vector(1.0), {})
 
 
-def test_a_file_system_that_does_not_sync_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("number", [errno.EINVAL, errno.EBADF, errno.ENOTSUP])
+def test_a_file_system_that_does_not_sync_folders(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
     fsync = os.fsync
 
     def of_files(descriptor: int) -> None:
         if stat.S_ISDIR(os.fstat(descriptor).st_mode):
-            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+            raise OSError(number, os.strerror(number))
         fsync(descriptor)
 
     monkeypatch.setattr(os, "fsync", of_files)

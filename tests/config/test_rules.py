@@ -641,7 +641,12 @@ def test_folders_that_cannot_be_made_are_named(tmp_path: Path) -> None:
     assert "is a folder; give a file" in errors_of(minimal(f"--metrics-file {tmp_path}"))[0]
     assert parsed(f"--metrics-file {tmp_path}/new/metrics.jsonl").logging.metrics_file
     os.mkfifo(tmp_path / "pipe")
-    assert "is a pipe, which waits for a reader" in errors_of(minimal(f"--metrics-file {tmp_path}/pipe"))[0]
+    assert "is a pipe that nobody reads" in errors_of(minimal(f"--metrics-file {tmp_path}/pipe"))[0]
+    reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
+    assert parsed(f"--metrics-file {tmp_path}/pipe").logging.metrics_file
+    os.close(reader)
+    for flag in ("--save", "--metrics-file"):
+        assert f"{flag} s3://bucket/run: is an address; give a path" in errors_of(minimal(f"{flag} s3://bucket/run"))[0]
 
 
 def test_a_checkpoint_in_the_place_of_its_folder(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from megalite.data.inputs import find_inputs
 from megalite.data.inspect_samples import dump
 from megalite.data.length_histogram import draw_png
 from megalite.data.merge import merge
-from megalite.standard_streams import LastingOutput, _text
+from megalite.standard_streams import LastingOutput, text_of
 from tests.data.corpora import TOOLS, Words, command, data_config, lines, write_dataset
 
 NUMBERS = ["workers", "partitions", "partition-index", "log-interval", "vocab-size", "null-tokenizer-eod-id"]
@@ -208,7 +208,7 @@ def test_output_that_does_not_block_is_waited_for() -> None:
     filled = os.write(writer, bytes(1 << 24))
     drain = threading.Timer(0.2, os.read, (reader, filled))
     drain.start()
-    with contextlib.redirect_stdout(_text(raw := LastingOutput(writer), sys.stdout, "replace")):
+    with contextlib.redirect_stdout(text_of(raw := LastingOutput(writer), sys.stdout, "replace")):
         print("all is done")
     drain.join()
     assert (os.read(reader, filled), raw.error) == (b"all is done\n", None)

@@ -21,10 +21,16 @@ LAUNCHERS = ("SLURM_", "PET_", "MASTER_", "RANK", "WORLD_SIZE", "LOCAL_RANK", "O
 
 def launch(*flags: str, **variables: str) -> subprocess.CompletedProcess[str]:
     """Run the script by bash under this interpreter, with only `variables` of what launchers set."""
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(LAUNCHERS)}
-    environment |= {"PYTHON": sys.executable} | variables
     command = ["bash", str(SCRIPT), *flags]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+    return subprocess.run(
+        command, env=environment(**variables), capture_output=True, text=True, timeout=120
+    )
+
+
+def environment(**variables: str) -> dict[str, str]:
+    """That of the tests, with only `variables` of what launchers set."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(LAUNCHERS)}
+    return {**kept, "PYTHON": sys.executable, **variables}
 
 
 def planned(*flags: str, **variables: str) -> tuple[list[str], list[str]]:
@@ -156,7 +162,7 @@ def test_it_finds_itself_through_a_link_and_with_a_search_path_of_cd(tmp_path: P
     for script, folder in ((tmp_path / "train.sh", tmp_path), (Path("examples", SCRIPT.name), ROOT)):
         done = subprocess.run(
             ["bash", str(script)],
-            env={**os.environ, **rank, "CDPATH": f".:{ROOT}"},
+            env=environment(**rank, CDPATH=f".:{ROOT}"),
             cwd=folder,
             capture_output=True,
             text=True,
@@ -170,7 +176,7 @@ def test_what_lies_in_the_folder_of_the_command_is_not_imported(tmp_path: Path) 
     flags = ["--mock-data", "--tokenizer-type", "NullTokenizer", "--vocab-size", "100", "--nproc-per-node=2"]
     done = subprocess.run(
         ["bash", str(SCRIPT), *flags, "--train-iters", "1", "--eval-iters", "0", "--no-memory-report"],
-        env={**os.environ, "PYTHON": sys.executable},
+        env=environment(),
         cwd=tmp_path,
         capture_output=True,
         text=True,
@@ -184,7 +190,7 @@ def test_what_lies_in_the_folder_of_the_command_is_not_imported(tmp_path: Path) 
 def test_under_nohup_torchrun_lives_as_long_as_its_ranks(hangup: signal.Handlers, ignored: bool) -> None:
     done = subprocess.run(
         ["bash", str(SCRIPT), "--dry-run", "--nproc-per-node", "2"],
-        env={**os.environ, "PYTHON": sys.executable},
+        env=environment(),
         preexec_fn=lambda: signal.signal(signal.SIGHUP, hangup),
         capture_output=True,
         text=True,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from megalite.accelerator import DeviceError, local_device, peak_flops
+from megalite.accelerator import DeviceError, is_lost_peer, local_device, peak_flops
 
 
 def pretend(monkeypatch: pytest.MonkeyPatch, gpus: int) -> None:
@@ -36,3 +36,22 @@ def test_an_accelerator_without_cuda_is_left_alone(monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize("kind", ["cpu", "mps"])
 def test_only_gpus_have_a_peak_rate(kind: str) -> None:
     assert peak_flops(torch.device(kind)) is None
+
+
+GLOO = "[/third_party/gloo/gloo/transport/tcp/pair.cc:537] {} [127.0.0.1]:11690: {}. This is typically"
+
+
+@pytest.mark.parametrize(
+    ("message", "lost"),
+    [
+        (GLOO.format("Read error", "Connection reset by peer"), True),
+        (GLOO.format("writev", "Broken pipe"), True),
+        ("[gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:4271", True),
+        ("NCCL error: ncclRemoteError: A call failed possibly due to a network error or a remote", True),
+        ("[gloo/transport/tcp/unbound_buffer.cc:81] Timed out waiting 1800000ms for recv operation", False),
+        ("Broken pipe", False),
+    ],
+)
+def test_a_lost_rank_is_told_from_other_errors(message: str, lost: bool) -> None:
+    assert is_lost_peer(RuntimeError(message)) == lost
+    assert not is_lost_peer(OSError(message))

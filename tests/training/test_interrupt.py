@@ -12,7 +12,7 @@ import pytest
 
 from megalite.checkpoint import latest_iteration
 from megalite.interruption import EXIT_CODE
-from tests.end_to_end.launch import environment
+from tests.end_to_end.launch import LIMIT_SECONDS, environment
 from tests.training.test_loop import MODEL
 
 RUN = "import sys; from megalite.training.main import main; sys.exit(main(sys.argv[1:]))"
@@ -60,7 +60,7 @@ def test_a_log_that_takes_nothing_does_not_end_the_run(tmp_path: Path, log: str)
         stdout=full if log == "a full disk" else writes,
         stderr=subprocess.PIPE,
         text=True,
-        timeout=60,
+        timeout=LIMIT_SECONDS,
         check=False,
     )
     os.close(writes)

@@ -580,7 +580,7 @@ def test_another_programs_checkpoints_are_not_saved_over(tmp_path: Path) -> None
     weights = tmp_path / "iter_0000005/mp_rank_00/model_optim_rng.pt"
     weights.parent.mkdir()
     weights.write_text("weights")
-    with pytest.raises(TrainingError, match="holds iter_0000005, no checkpoint of this program"):
+    with pytest.raises(TrainingError, match="holds iter_0000005, no whole checkpoint of this program"):
         train("--train-iters 5 --save", str(tmp_path))
     assert weights.exists()
     assert not (tmp_path / "iter_0000005" / "state.json").exists()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import re
 from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -100,8 +102,9 @@ def checkpoint_can_be_loaded(c: Candidate) -> Iterator[Finding]:
         yield "load", folder, unseen, "give the folder that --save was given"
     elif os.path.exists(folder) and not os.path.isdir(folder):
         yield "load", folder, "is a file", "give the folder that --save was given"
-    elif os.path.isfile(os.path.join(folder, "manifest.json")):
-        yield "load", folder, "is a checkpoint itself", f"give its folder, {Path(folder).absolute().parent}"
+    elif os.path.isfile(os.path.join(folder, "manifest.json")) and not any(Path(folder).glob("iter_*")):
+        parent = os.path.dirname(os.path.abspath(folder))
+        yield "load", folder, "is a checkpoint itself", f"give its folder, {parent}"
     elif needs_one and not _has_checkpoints(Path(folder)):
         rule = f"holds no checkpoint, which {flag_name(needs_one[0])} needs"
         yield "load", checkpoint.load, rule, "give the folder that --save was given"
@@ -129,6 +132,10 @@ def places_can_be_written(c: Candidate) -> Iterator[Finding]:
         "tensorboard_dir": config.logging.tensorboard_dir,
         "data_cache_path": config.data.data_cache_path,
     }
+    for name, place in {**folders, "metrics_file": config.logging.metrics_file}.items():
+        if place is not None and re.match(r"[a-z][a-z0-9+.-]*://", place):
+            yield name, place, "is an address", "give a path of a file system: mount it"
+            return
     for name, folder in folders.items():
         if name == "data_cache_path" and folder is not None and os.path.isdir(folder):
             continue  # arrays that are there are read where none can be added, which a warning tells
@@ -141,8 +148,17 @@ def places_can_be_written(c: Candidate) -> Iterator[Finding]:
         yield "metrics_file", metrics, "is a folder", f"give a file, e.g. {Path(metrics) / 'metrics.jsonl'}"
     elif problem := why_unseen(metrics) or _unusable(Path(metrics).parent):
         yield "metrics_file", metrics, problem, "give a file in a folder that can be made and written to"
-    elif Path(metrics).is_fifo():
-        yield "metrics_file", metrics, "is a pipe, which waits for a reader", "give a file"
+    elif Path(metrics).is_fifo() and not _is_read(metrics):
+        yield "metrics_file", metrics, "is a pipe that nobody reads", "give a file, or read it first"
+
+
+def _is_read(pipe: str) -> bool:
+    """Whether it need not be waited for until the pipe has a reader."""
+    try:
+        os.close(os.open(pipe, os.O_WRONLY | os.O_NONBLOCK))
+    except OSError as error:
+        return error.errno != errno.ENXIO
+    return True
 
 
 def _unusable(folder: Path) -> str | None:

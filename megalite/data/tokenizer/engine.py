@@ -99,6 +99,8 @@ def library_of(
     except ImportError:
         raise DataError(f"--engine {name} needs the package {name}: pip install {name}") from None
     installed = installed_version(name)
+    if not installed[:1].isdigit():
+        raise DataError(f"--engine {name}: its version is not known; install it with pip")
     if tuple(map(int, re.findall(r"\d+", installed)[: len(compared)])) < compared:
         least = ".".join(map(str, compared))
         raise DataError(
