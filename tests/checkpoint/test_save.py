@@ -10,6 +10,7 @@ import pkgutil
 import resource
 import signal
 import stat
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -159,7 +160,7 @@ def test_a_save_that_fails_names_the_folder(
     def full(*_: object) -> Path:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(f"megalite.checkpoint.save.{where}", full)
+    monkeypatch.setattr(sys.modules["megalite.checkpoint.save"], where, full)
     with pytest.raises(CheckpointError, match=f"cannot save to {tmp_path}: No space left on device"):
         save(tmp_path, 100, vector(1.0), {})
 
