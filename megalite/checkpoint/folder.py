@@ -106,12 +106,17 @@ def _set_aside(final: Path) -> Path | None:
 
 def restore_replaced(directory: Path) -> None:
     """Undo replacements that were cut off between their two renames, or warn that one cannot be undone."""
-    for path in directory.glob(".iter_*.replaced-*"):
+    try:
+        found = list(directory.glob(".iter_*.replaced-*"))
+    except OSError as error:
+        logger.warning("whether replacements in %s were interrupted cannot be seen: %s", directory, error)
+        return
+    for path in found:
         try:
             if (published := _to_restore(path)) is not None:
                 path.rename(published)
         except OSError as error:
-            logger.warning("an interrupted replacement in %s cannot be undone: %s", directory, error)
+            logger.warning("the interrupted replacement %s cannot be undone: %s", path, error)
 
 
 def _to_restore(path: Path) -> Path | None:

@@ -196,7 +196,7 @@ def test_a_replaced_checkpoint_that_cannot_be_restored_is_kept(
     with monkeypatch.context() as patched:
         patched.setattr(Path, "rename", denied)
         save(tmp_path, 300, vector(3.0), {})
-    assert "an interrupted replacement" in caplog.text
+    assert "the interrupted replacement" in caplog.text
     save(tmp_path, 400, vector(4.0), {})
     assert value_of(tmp_path, 100) == 1.0
 
