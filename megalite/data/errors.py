@@ -22,6 +22,7 @@ __all__ = [
     "check_prefix",
     "check_replaceable",
     "is_file",
+    "lacks_package",
     "reading",
     "replacing",
     "writing",
@@ -60,6 +61,15 @@ def check_replaceable(path: str | os.PathLike[str]) -> None:
         pass
     except OSError as error:
         raise DataError(f"{path}.partial: cannot be written: {error.strerror}") from None
+
+
+def lacks_package(what: str, package: str, error: ImportError) -> DataError:
+    """What to raise where `package` cannot be imported, which `what` needs: is it not there, or something of
+    it, as where another package is too old for it?
+    """
+    if isinstance(error, ModuleNotFoundError) and error.name == package:
+        return DataError(f"{what} needs the package {package}: pip install {package}")
+    return DataError(f"{what} needs the package {package}, which cannot be imported: {error}")
 
 
 @contextlib.contextmanager

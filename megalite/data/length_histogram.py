@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from megalite.data.errors import DataError, check_replaceable, replacing
+from megalite.data.errors import DataError, check_replaceable, lacks_package, replacing
 
 BAR_WIDTH = 50
 PICTURES = (".png", ".pdf", ".svg", ".svgz", ".jpg", ".jpeg", ".webp", ".tif", ".tiff", ".eps", ".ps", ".pgf")
@@ -68,8 +68,8 @@ def draw_png(histograms: Mapping[str, Sequence[Bin]], path: Path) -> None:
     os.environ["MPLBACKEND"] = "agg"  # that of a notebook, around this process, may not be installed for it
     try:
         from matplotlib.figure import Figure
-    except ImportError:
-        raise DataError("--histogram-png needs matplotlib: pip install matplotlib") from None
+    except ImportError as error:
+        raise lacks_package("--histogram-png", "matplotlib", error) from None
     figure = Figure(figsize=(9, 6), layout="constrained")
     width = 0.8 / len(histograms)
     lows = sorted({row.low for bins in histograms.values() for row in bins})

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from megalite.data.documents import missing_key
-from megalite.data.errors import DataError
+from megalite.data.errors import DataError, lacks_package
 
 READ_BYTES = 1 << 20
 ROWS_AT_ONCE = 256  # or fewer of large ones
@@ -22,8 +22,8 @@ def read_rows(path: str, keys: Sequence[str], skip: int = 0) -> Iterator[tuple[A
     try:
         import pyarrow
         import pyarrow.parquet
-    except ImportError:
-        raise DataError(f"{path}: reading .parquet needs the package pyarrow: pip install pyarrow") from None
+    except ImportError as error:
+        raise lacks_package(f"{path}: reading .parquet", "pyarrow", error) from None
     try:  # not by pyarrow, which has a meaning for `~` and none for names that are no UTF-8
         stream = open(path, "rb")  # noqa: SIM115 - closed by `closing`
     except OSError as error:

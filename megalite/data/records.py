@@ -18,7 +18,7 @@ import numpy as np
 
 from megalite import _C
 from megalite.data.documents import Lines
-from megalite.data.errors import DataError
+from megalite.data.errors import DataError, lacks_package
 from megalite.data.inputs import STDIN, Part, is_compressed
 from megalite.data.parquet_rows import closing, read_rows
 from megalite.data.zstd_stream import ZstdStream
@@ -292,6 +292,6 @@ def _open(path: str) -> tuple[io.BufferedReader, tuple[type[Exception], ...]]:
         return file, (OSError,)
     try:
         import zstandard
-    except ImportError:
-        raise DataError(f"{path}: reading .zst needs the package zstandard: pip install zstandard") from None
+    except ImportError as error:
+        raise lacks_package(f"{path}: reading .zst", "zstandard", error) from None
     return io.BufferedReader(ZstdStream(file), BUFFER_BYTES), (OSError, EOFError, zstandard.ZstdError)

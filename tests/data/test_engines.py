@@ -112,6 +112,21 @@ def test_an_engine_that_is_missing_says_so(
     assert f"needs the package {engine}: pip install {engine}" in capsys.readouterr().err
 
 
+def test_a_package_that_is_there_and_cannot_be_imported_says_why(
+    sample: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "fastokens.py").write_text("raise ImportError('it needs NumPy 3')")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "fastokens", raising=False)
+    reference = HuggingFaceTokenizer(
+        Library.from_file(str(sample / "tokenizer.json")), "", None, False, False
+    )
+    with pytest.raises(
+        DataError, match="needs the package fastokens, which cannot be imported: it needs NumPy 3"
+    ):
+        FastokensEngine(reference)
+
+
 @pytest.mark.parametrize(("version", "taken"), [("0.3.4", False), ("0.3.5", True), ("0.10.0rc1", True)])
 def test_an_engine_older_than_the_one_that_was_compared_is_refused(
     sample: Path, monkeypatch: pytest.MonkeyPatch, version: str, taken: bool

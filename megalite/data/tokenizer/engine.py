@@ -13,7 +13,7 @@ from types import ModuleType
 
 import numpy as np
 
-from megalite.data.errors import DataError
+from megalite.data.errors import DataError, lacks_package
 from megalite.data.tokenizer.base import Tokenizer, installed_version, library_errors
 from megalite.data.tokenizer.huggingface import HuggingFaceTokenizer
 
@@ -96,8 +96,8 @@ def library_of(
         raise DataError(f"--engine {name}: works with HuggingFaceTokenizer and GPT2BPETokenizer only")
     try:
         library = importlib.import_module(name)
-    except ImportError:
-        raise DataError(f"--engine {name} needs the package {name}: pip install {name}") from None
+    except ImportError as error:
+        raise lacks_package(f"--engine {name}", name, error) from None
     installed = installed_version(name)
     if not installed[:1].isdigit():
         raise DataError(f"--engine {name}: its version is not known; install it with pip")

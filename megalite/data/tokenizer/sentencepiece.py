@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from megalite.data.errors import DataError
+from megalite.data.errors import DataError, lacks_package
 from megalite.data.tokenizer.base import Tokenizer, identity_of, library_errors
 
 
@@ -18,10 +18,8 @@ class SentencePieceTokenizer(Tokenizer):
     def __init__(self, model: str, eod_token: str | None, allow_special_tokens: bool) -> None:
         try:
             from sentencepiece import SentencePieceProcessor
-        except ImportError:
-            raise DataError(
-                "SentencePieceTokenizer needs the package sentencepiece: pip install sentencepiece"
-            ) from None
+        except ImportError as error:
+            raise lacks_package("SentencePieceTokenizer", "sentencepiece", error) from None
         if not Path(model).is_file():
             raise DataError(f"--tokenizer-model {model}: expected a SentencePiece .model file")
         content = Path(model).read_bytes()

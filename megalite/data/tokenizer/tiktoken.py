@@ -11,7 +11,7 @@ from pathlib import Path
 
 import orjson
 
-from megalite.data.errors import DataError
+from megalite.data.errors import DataError, lacks_package
 from megalite.data.tokenizer.base import Tokenizer, identity_of, library_errors
 from megalite.data.tokenizer.vocabulary_checks import check_every_byte, check_unique
 
@@ -65,8 +65,8 @@ class TikTokenizer(Tokenizer):
         """
         try:
             import tiktoken
-        except ImportError:
-            raise DataError("TikTokenizer needs the package tiktoken: pip install tiktoken") from None
+        except ImportError as error:
+            raise lacks_package("TikTokenizer", "tiktoken", error) from None
         if not Path(model).is_file():
             raise DataError(f"--tokenizer-model {model}: expected a tiktoken rank file or JSON vocabulary")
         content, cut = Path(model).read_bytes(), False
