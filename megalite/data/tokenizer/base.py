@@ -118,15 +118,22 @@ class Tokenizer(ABC):
         spelled = {self.eod_token or "", self.decode([self.eod])}
         # Behind some characters a tokenizer begins anew, or leaves out what it puts before a text.
         inside = [f"{side}{text}{side}" for text in spelled for side in ("", "a", " ", "x\n", "\n")]
-        for text in (*inside, *UNKNOWN):
-            try:
-                with library_errors("cannot be encoded"):
-                    nothing, ids = self.encode_batch(["", text])  # to both the tokenizer itself may add one
-            except DataError:  # so it becomes no token
-                continue
-            if ids.count(self.eod) > nothing.count(self.eod):
-                return True
+        texts = [*inside, *UNKNOWN]
+        try:
+            return self._have_eod(texts)
+        except DataError:  # one of them becomes no token
+            return any(self._has_eod(text) for text in texts)
+
+    def _has_eod(self, text: str) -> bool:
+        with contextlib.suppress(DataError):
+            return self._have_eod([text])
         return False
+
+    def _have_eod(self, texts: Sequence[str]) -> bool:
+        """Raises DataError where one cannot be encoded."""
+        with library_errors("cannot be encoded"):
+            nothing, *found = self.encode_batch(["", *texts])  # to each the tokenizer itself may add one
+        return any(ids.count(self.eod) > nothing.count(self.eod) for ids in found)
 
 
 def installed_version(package: str) -> str:
