@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 from typing import Any
 
 
@@ -19,3 +20,8 @@ class Once(argparse.Action):
         if getattr(namespace, self.dest, self.default) is not self.default:
             raise argparse.ArgumentError(self, "given twice; give all its values behind one")
         setattr(namespace, self.dest, values)
+
+
+def is_address(text: str) -> bool:
+    """Whether `text`, where a path is expected, is an address: of s3://... a folder s3: would be made."""
+    return re.match(r"[a-z][a-z0-9+.-]*://", text) is not None

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import argparse
 import os
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from megalite.flags import Once
+from megalite.flags import Once, is_address
 from megalite.limits import INT32_LARGEST, INT64_LARGEST, MOST_SPECIAL_TOKENS
 
 
@@ -67,7 +66,7 @@ def path_given(text: str) -> str:
     """
     if not text:
         raise argparse.ArgumentTypeError('"": expected a path; is a variable of the shell not set?')
-    if re.match(r"[a-z][a-z0-9+.-]*://", text):
+    if is_address(text):
         raise argparse.ArgumentTypeError(f"{text}: expected a path of a file system; mount it, or copy it")
     return text
 

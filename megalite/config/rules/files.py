@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import re
 from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -13,6 +12,7 @@ from megalite.config.blend import parse_blend, parse_split, read_data_args
 from megalite.config.paths import why_no_file, why_unseen
 from megalite.config.rules.rule import Candidate, Finding, reads
 from megalite.config.schema.fields import flag_name
+from megalite.flags import is_address
 
 PER_SPLIT = ("train_data_path", "valid_data_path", "test_data_path")
 PATHS = ("data_path", *PER_SPLIT)
@@ -133,7 +133,7 @@ def places_can_be_written(c: Candidate) -> Iterator[Finding]:
         "data_cache_path": config.data.data_cache_path,
     }
     for name, place in {**folders, "metrics_file": config.logging.metrics_file}.items():
-        if place is not None and re.match(r"[a-z][a-z0-9+.-]*://", place):
+        if place is not None and is_address(place):
             yield name, place, "is an address", "give a path of a file system: mount it"
             return
     for name, folder in folders.items():

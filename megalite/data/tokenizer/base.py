@@ -120,17 +120,19 @@ class Tokenizer(ABC):
         inside = [f"{side}{text}{side}" for text in spelled for side in ("", "a", " ", "x\n", "\n")]
         texts = [*inside, *UNKNOWN]
         try:
-            return self._have_eod(texts)
-        except DataError:  # one of them becomes no token
-            return any(self._has_eod(text) for text in texts)
-
-    def _has_eod(self, text: str) -> bool:
-        with contextlib.suppress(DataError):
-            return self._have_eod([text])
+            return self._any_becomes_eod(texts)
+        except DataError:  # of one that becomes no token: each by itself
+            pass
+        for text in texts:
+            with contextlib.suppress(DataError):
+                if self._any_becomes_eod([text]):
+                    return True
         return False
 
-    def _have_eod(self, texts: Sequence[str]) -> bool:
-        """Raises DataError where one cannot be encoded."""
+    def _any_becomes_eod(self, texts: Sequence[str]) -> bool:
+        """Whether a token of one of `texts` is the end of a document. Raises DataError where one cannot be
+        encoded.
+        """
         with library_errors("cannot be encoded"):
             nothing, *found = self.encode_batch(["", *texts])  # to each the tokenizer itself may add one
         return any(ids.count(self.eod) > nothing.count(self.eod) for ids in found)
