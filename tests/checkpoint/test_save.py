@@ -20,7 +20,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from megalite.checkpoint import Block, CheckpointError, load, read_state, save
+from megalite.checkpoint import Block, CheckpointError, foreign_checkpoints, load, read_state, save
 from megalite.checkpoint.folder import restore_replaced
 from tests.pool import JobFailed, WorkerPool
 
@@ -163,6 +163,24 @@ def test_a_save_that_fails_names_the_folder(
     monkeypatch.setattr(sys.modules["megalite.checkpoint.save"], where, full)
     with pytest.raises(CheckpointError, match=f"cannot save to {tmp_path}: No space left on device"):
         save(tmp_path, 100, vector(1.0), {})
+
+
+def test_a_save_that_fails_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save(tmp_path, 100, vector(1.0), {})
+
+    def denied(path: Path, target: Path) -> Path:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+    monkeypatch.setattr(Path, "rename", denied)
+    with pytest.raises(CheckpointError, match="Permission denied"):
+        save(tmp_path, 200, vector(2.0), {})
+    assert entries(tmp_path) == ["iter_0000100", TRACKER]
+
+
+def test_what_nfs_keeps_of_a_removed_checkpoint_is_no_foreign_one(tmp_path: Path) -> None:
+    for name in ("iter_0000100/.nfs0001", "iter_0000200/mp_rank_00"):
+        (tmp_path / name).mkdir(parents=True)
+    assert foreign_checkpoints(tmp_path) == [tmp_path / "iter_0000200"]
 
 
 @pytest.mark.parametrize("number", [errno.EINVAL, errno.EBADF, errno.ENOTSUP])

@@ -166,8 +166,9 @@ def test_bad_lines_are_named_by_file_and_line(tmp_path: Path, line: bytes, messa
 def test_another_format_is_named(tmp_path: Path, content: bytes, what: str) -> None:
     for name in ("in.jsonl", "in.txt"):
         (tmp_path / name).write_bytes(content)
-        with pytest.raises(DataError, match=rf"{name}:1: no.*; it is {what}"):
+        with pytest.raises(DataError, match=rf"{name}:1: no.*; it is {what}") as error:
             run(tmp_path, [str(tmp_path / name)])
+        assert "--on-error skip" not in str(error.value), "nothing of the file would be left"
 
 
 def test_what_only_pythons_json_takes_is_taken(tmp_path: Path) -> None:

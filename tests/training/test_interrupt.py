@@ -73,3 +73,19 @@ def test_a_log_that_takes_nothing_does_not_end_the_run(tmp_path: Path, log: str)
     assert done.returncode == 0, done.stderr
     assert done.stderr == f"warning: standard output takes nothing: {reason}; the run goes on\n"
     assert latest_iteration(str(tmp_path)) == 3
+
+
+def test_a_log_that_takes_nothing_beside_a_closed_standard_error(tmp_path: Path) -> None:
+    reads, writes = os.pipe()
+    os.close(reads)
+    flags = f"{MODEL} --mock-data --global-batch-size 2 --train-iters 1 --save {tmp_path}".split()
+    done = subprocess.run(
+        ["sh", "-c", 'exec "$@" 2>&-', "sh", sys.executable, "-c", RUN, *flags],
+        env=environment(),
+        stdout=writes,
+        timeout=LIMIT_SECONDS,
+        check=False,
+    )
+    os.close(writes)
+    assert done.returncode == 0
+    assert latest_iteration(str(tmp_path)) == 1
