@@ -168,8 +168,12 @@ def test_a_save_that_fails_names_the_folder(
 def test_a_save_that_fails_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save(tmp_path, 100, vector(1.0), {})
 
+    rename = Path.rename
+
     def denied(path: Path, target: Path) -> Path:
-        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        if Path(target).name == "iter_0000200":
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        return rename(path, target)
 
     monkeypatch.setattr(Path, "rename", denied)
     with pytest.raises(CheckpointError, match="Permission denied"):
