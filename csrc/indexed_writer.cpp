@@ -207,6 +207,10 @@ void IndexedWriter::complete(bool sync) {
 
 void IndexedWriter::publish(bool described) {
     if (!complete_) fail(prefix_, ": published before it is complete");
+    check_names(); // without file locks another run may have written since what this one would take away
+    const std::string description = prefix_ + ".json"; // of what is replaced
+    if (std::remove(description.c_str()) != 0 && errno != ENOENT)
+        fail<WriteError>(description, ": cannot be removed: ", std::strerror(errno));
     bin_.close();
     idx_.close();
     std::remove((prefix_ + ".idx").c_str()); // or a kill in between would leave an earlier index beside the new tokens

@@ -60,6 +60,7 @@ dry_run=
 print_config=
 signals=${PET_SIGNALS_TO_HANDLE:-}
 address=${PET_LOCAL_ADDR:-}
+restarts=${PET_MAX_RESTARTS:-0}
 torchrun=()
 training=()
 while (($#)); do
@@ -95,6 +96,7 @@ while (($#)); do
         --standalone | --rdzv-* | --master-*) rendezvous=$name ;;
         --signals-to-handle) signals=$name ;;
         --local-addr) address=$name ;;
+        --max-restarts) restarts=$value ;;
         --print-config) print_config=1 ;;
     esac
 done
@@ -135,7 +137,18 @@ esac
 torchrun+=("--nnodes=$nnodes" "--nproc-per-node=$nproc")
 if [[ -n ${SLURM_STEP_ID:-} ]] && ((nodes > 1)) && [[ -z $rendezvous ]]; then
     node_rank=${node_rank:-$SLURM_NODEID}
-    torchrun+=("--master-addr=$(slurm_master)" "--master-port=${MASTER_PORT:-$slurm_port}")
+    master=$(slurm_master)
+    port=${MASTER_PORT:-$slurm_port}
+    if [[ $restarts == 0 ]]; then
+        torchrun+=("--master-addr=$master" "--master-port=$port")
+    else # with --master-addr the nodes would not hear of each other's restarts
+        is_host=$((node_rank == 0))
+        torchrun+=(--rdzv-backend=c10d "--rdzv-endpoint=$master:$port" "--rdzv-conf=is_host=$is_host")
+        torchrun+=("--rdzv-id=${SLURM_JOB_ID:-0}.$SLURM_STEP_ID")
+        here=$master
+        ((is_host)) || here=${SLURMD_NODENAME:-$(hostname)} # as SLURM names it
+        [[ -n $address ]] || torchrun+=("--local-addr=$here")
+    fi
 elif [[ $nnodes == 1 && -z $rendezvous ]]; then
     torchrun+=(--standalone) # a free port: several runs may share a machine
     [[ -n $address ]] || torchrun+=(--local-addr=127.0.0.1) # its name may be known to nobody

@@ -238,4 +238,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    run_data_command(main, "interrupted; the same command continues")
+    run_data_command(main, "interrupted; the same command continues, or starts anew where it reads a pipe")

@@ -145,6 +145,8 @@ def _next_stretch(
                 f"{name} split: all of its {len(places)} datasets have been read, and without weights each "
                 f"is read once; give each a weight (1 A 1 B), so that they repeat, or add others"
             )
+    if len(notes) > SHOWN:
+        notes.sort(key=lambda note: (not note.startswith("warning: "), not note.endswith(" is new")))
     first = f"from sample {saved.consumed_samples:,} on the blend is another one"
     rest = [f"{len(notes) - SHOWN} more datasets"] if len(notes) > SHOWN else []
     stretch = Stretch(saved.consumed_samples, blend.weights, left, tuple(places))

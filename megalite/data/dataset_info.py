@@ -122,16 +122,13 @@ def listed_sources(sources: Iterable[str]) -> tuple[str, ...]:
     return (*listed, f"... and {others:,} more") if others else tuple(listed)
 
 
-def publish_with_info(datasets: Sequence[tuple[DatasetWriter, DatasetInfo]]) -> None:
-    """Give complete datasets and their descriptions their final names; all of all is on the disk before."""
-    for writer, info in datasets:
-        temporary = Path(f"{writer.prefix}.json.partial")
-        with writing(temporary), temporary.open("wb") as file:
-            file.write(orjson.dumps(asdict(info), option=orjson.OPT_INDENT_2))
-            file.flush()
-            os.fsync(file.fileno())
-    for writer, _ in datasets:
-        writer.publish(described=True)
+def write_info(prefix: str, info: DatasetInfo) -> None:
+    """Put it beside the partial files of a dataset, for `DatasetWriter.publish`; it is on the disk then."""
+    temporary = Path(f"{prefix}.json.partial")
+    with writing(temporary), temporary.open("wb") as file:
+        file.write(orjson.dumps(asdict(info), option=orjson.OPT_INDENT_2))
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def read_info(prefix: str) -> DatasetInfo | None:

@@ -140,6 +140,7 @@ def _texts(value: object, key: str) -> list[str]:
 def _kind(value: object) -> str:
     names = {dict: "an object", list: "a list", str: "a string", bool: "a boolean", type(None): "null"}
     names |= {int: "a number", float: "a number"}
+    names |= {bytes: "bytes, which may be no text: cast the column to strings where they are UTF-8"}
     return names.get(type(value), f"a value of type {type(value).__name__}")  # columns have more than JSON
 
 

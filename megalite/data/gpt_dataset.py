@@ -4,6 +4,7 @@ order.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from pathlib import Path
 from typing import NamedTuple
 
@@ -70,7 +71,8 @@ class GPTDataset:
 
     def _piece(self, sequence: int, offset: int, tokens: int) -> Piece:
         dataset = self.dataset
-        document = int(np.searchsorted(dataset.boundaries, sequence, side="right")) - 1
+        # numpy.searchsorted would copy the boundaries, which are not aligned in the file.
+        document = bisect_right(dataset.boundaries, sequence) - 1
         before = dataset.tokens_between(int(dataset.boundaries[document]), sequence)
         return Piece(self.prefix, document, before + offset, tokens)
 

@@ -175,7 +175,6 @@ class DatasetWriter:
         description; `described`: with PREFIX.json.partial as theirs.
         """
         self.complete()
-        Path(f"{self.prefix}.json").unlink(missing_ok=True)
         self._writer.publish(described)
         self._published = True
 

@@ -71,8 +71,9 @@ def find_inputs(
     `text_format` is what .txt means. `warn` is told what a user may not expect: what of a folder is left out,
     as what `output_prefix` has been given, and files that are read several times.
     """
-    files = _find_files(patterns, warn)
-    if output_prefix is not None and (products := _products(files, output_prefix)):
+    is_product = _product_of(output_prefix)
+    files = _find_files(patterns, warn, is_product)
+    if products := [file for file in files if is_product(file)]:
         if len(products) == len(files):
             raise DataError(f"--input: all inputs are output of this command: {_listed(products)}")
         warn(f"left out, as output of this command: {_listed(products)}")
@@ -92,9 +93,7 @@ def find_inputs(
 
 def _format(path: str, text_format: str) -> str:
     """That of the file, by its name. Raises DataError for one that is not read."""
-    name = path.lower()
-    while name.endswith(COMPRESSED):
-        name = name.rsplit(".", 1)[0]
+    name = _uncompressed(path)
     if unread := [end for end in NOT_READ if name.endswith(end)]:
         raise DataError(
             f"--input {path}: {unread[0]} is not read; recompress with zstd or gzip, or pipe it: "
@@ -103,37 +102,55 @@ def _format(path: str, text_format: str) -> str:
     return text_format if name.endswith(".txt") else "parquet" if name.endswith(".parquet") else "json"
 
 
-def _products(files: Sequence[str], output_prefix: str) -> list[str]:
-    """What of `files` runs with this prefix, of whatever keys and share, have written, by the names."""
-    prefix = os.path.realpath(output_prefix)
-    products = []
-    for file in files:
+def _uncompressed(path: str) -> str:
+    """The name in small letters, without the ends of compressed files."""
+    name = path.lower()
+    while name.endswith(COMPRESSED):
+        name = name.rsplit(".", 1)[0]
+    return name
+
+
+def says_format(path: str) -> bool:
+    """Whether the name of an input says that it is one."""
+    return _uncompressed(path).endswith((".json", ".jsonl", ".ndjson", ".txt", ".parquet"))
+
+
+def _product_of(output_prefix: str | None) -> Callable[[str], bool]:
+    """Of a file, whether a run with this prefix, of whatever keys and share, has written it, by the name."""
+    prefix = None if output_prefix is None else os.path.realpath(output_prefix)
+
+    def is_product(file: str) -> bool:
         path = os.path.realpath(file)
-        if path.startswith(prefix) and PRODUCT.fullmatch(path[len(prefix) :]):
-            corpus = path.endswith("_document.json") and not mode_of(f"{path[: -len('json')]}idx")
-            if not (corpus and mode_of(path)):  # a run that publishes takes descriptions away
-                products.append(file)
-    return products
+        if prefix is None or not path.startswith(prefix) or not PRODUCT.fullmatch(path[len(prefix) :]):
+            return False
+        corpus = path.endswith("_document.json") and not mode_of(f"{path[: -len('json')]}idx")
+        return not (corpus and mode_of(path))  # a run that publishes takes descriptions away
+
+    return is_product
 
 
-def _find_files(patterns: Sequence[str], warn: Callable[[str], None]) -> list[str]:
+def _find_files(
+    patterns: Sequence[str], warn: Callable[[str], None], is_product: Callable[[str], bool]
+) -> list[str]:
     found: list[str] = []
     for pattern in patterns:
         mode = 0 if pattern == STDIN else mode_of(pattern)
         if pattern == STDIN or stat.S_ISREG(mode) or stat.S_ISFIFO(mode):
             found.append(pattern)
         elif stat.S_ISDIR(mode):
-            found.extend(_files_in(pattern, warn))
+            found.extend(_files_in(pattern, warn, is_product))
         elif mode:
             raise DataError(f"--input {pattern}: a socket or a device; give - for standard input")
-        elif matched := _files_matching(pattern, warn):
+        elif matched := _files_matching(pattern, warn, is_product):
             found.extend(matched)
         else:
             raise DataError(f"--input {pattern}: no such file, folder or match")
     return found
 
 
-def _files_matching(pattern: str, warn: Callable[[str], None]) -> list[str]:
+def _files_matching(
+    pattern: str, warn: Callable[[str], None], is_product: Callable[[str], bool]
+) -> list[str]:
     """The files that `pattern` matches, and those in the folders that it matches, each once."""
     folder, name = os.path.split(pattern)
     # What is in a folder that matches is matched itself.
@@ -141,16 +158,18 @@ def _files_matching(pattern: str, warn: Callable[[str], None]) -> list[str]:
     found: list[str] = []
     for match in filter(None, matches(pattern)):
         mode = mode_of(match)
+        if not mode and is_product(match):
+            continue  # of a share that had it a moment ago, beside this one
         if not stat.S_ISDIR(mode):
             if not _is_file(match, mode):
                 raise DataError(f"--input {match}: a pipe, socket or device; give a pipe by its name")
             found.append(match)
         elif not all_matched and os.path.basename(match) != SALVAGED:
-            found.extend(_files_in(match, warn))
+            found.extend(_files_in(match, warn, is_product))
     return [*dict.fromkeys(found)]
 
 
-def _files_in(folder: str, warn: Callable[[str], None]) -> list[str]:
+def _files_in(folder: str, warn: Callable[[str], None], is_product: Callable[[str], bool]) -> list[str]:
     """All files in `folder`, at any depth and behind links, sorted, but for hidden ones and backup copies.
     Raises DataError for what would be left out otherwise: folders that cannot be read, links to nothing.
     """
@@ -163,7 +182,11 @@ def _files_in(folder: str, warn: Callable[[str], None]) -> list[str]:
             return False
         return True
 
-    files = [path for path, mode in below(folder, shown) if not stat.S_ISDIR(mode) and _is_file(path, mode)]
+    files = [
+        path
+        for path, mode in below(folder, shown)
+        if not stat.S_ISDIR(mode) and (mode or not is_product(path)) and _is_file(path, mode)
+    ]
     if left_out:
         warn(f"left out, as hidden or a backup copy: {_listed(left_out)}")
     if not files:

@@ -13,6 +13,7 @@ from megalite.data.errors import DataError, check_replaceable, lacks_package, re
 
 BAR_WIDTH = 50
 PICTURES = (".png", ".pdf", ".svg", ".svgz", ".jpg", ".jpeg", ".webp", ".tif", ".tiff", ".eps", ".ps", ".pgf")
+SHOWN = 12  # datasets in a picture; of more their bars are too thin, and their names cover it
 PNG = b"\x89PNG"
 
 
@@ -70,6 +71,7 @@ def draw_png(histograms: Mapping[str, Sequence[Bin]], path: Path) -> None:
         from matplotlib.figure import Figure
     except ImportError as error:
         raise lacks_package("--histogram-png", "matplotlib", error) from None
+    histograms = _largest(histograms)
     figure = Figure(figsize=(9, 6), layout="constrained")
     width = 0.8 / len(histograms)
     lows = sorted({row.low for bins in histograms.values() for row in bins})
@@ -91,3 +93,21 @@ def draw_png(histograms: Mapping[str, Sequence[Bin]], path: Path) -> None:
             figure.savefig(temporary, dpi=120, format=path.suffix[1:] or "png")
         except (ValueError, RuntimeError) as error:  # no kind of picture, or one that needs TeX
             raise DataError(f"--histogram-png {path}: {error}") from None
+
+
+def _largest(histograms: Mapping[str, Sequence[Bin]]) -> dict[str, list[Bin]]:
+    """Those of at most SHOWN datasets, in their order: where there are more, the last is of the smallest
+    together.
+    """
+    if len(histograms) <= SHOWN:
+        return {name: [*bins] for name, bins in histograms.items()}
+    by_tokens = sorted(histograms, key=lambda name: -sum(row.tokens for row in histograms[name]))
+    alone = {*by_tokens[: SHOWN - 1]}
+    shown = {name: [*bins] for name, bins in histograms.items() if name in alone}
+    together: dict[int, Bin] = {}
+    for row in (row for name in by_tokens[SHOWN - 1 :] for row in histograms[name]):
+        before = together.get(row.low, Bin(row.low, row.high, 0, 0))
+        together[row.low] = Bin(
+            row.low, row.high, before.sequences + row.sequences, before.tokens + row.tokens
+        )
+    return {**shown, f"{len(histograms) - len(shown)} others": [*together.values()]}

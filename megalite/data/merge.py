@@ -20,8 +20,8 @@ from megalite.data.dataset_info import (
     DatasetInfo,
     check_described,
     listed_sources,
-    publish_with_info,
     read_info,
+    write_info,
 )
 from megalite.data.errors import DataError, check_replaceable
 from megalite.data.indexed_dataset import DatasetWriter, WriterState, open_dataset
@@ -52,7 +52,7 @@ def merge(
         if written & _files(prefix):
             raise DataError(f"{output_prefix}: the output is one of the inputs, {prefix}")
     read_info(output_prefix)  # a file of its name that is no description is not written over
-    infos = {prefix: read_info(prefix) for prefix in prefixes}
+    infos = {prefix: _description(prefix) for prefix in prefixes}
     info = _common_info(infos, prefixes, warn)
     dtype = _common_dtype(infos)
     writer = DatasetWriter(output_prefix, dtype)
@@ -73,9 +73,18 @@ def merge(
             documents=state.documents,
             crc32=state.checksum,
         )
-        publish_with_info([(writer, whole)])
+        write_info(output_prefix, whole)
+        writer.publish(described=True)
     Path(f"{output_prefix}.skipped.jsonl").unlink(missing_ok=True)  # of the dataset that was replaced
     return state
+
+
+def _description(prefix: str) -> DatasetInfo | None:
+    """None of a dataset that has none, as Megatron-LM's. Raises DataError where there is no dataset."""
+    info = read_info(prefix)
+    if info is None:
+        open_dataset(prefix)
+    return info
 
 
 def _files(prefix: str) -> set[str]:

@@ -22,7 +22,7 @@ from pathlib import Path
 
 import numpy as np
 
-from megalite.data.dataset_info import DatasetInfo, info_of, publish_with_info, read_info
+from megalite.data.dataset_info import DatasetInfo, info_of, read_info, write_info
 from megalite.data.encoding import encode_batch, encode_in_order
 from megalite.data.errors import DataError, check_replaceable
 from megalite.data.indexed_dataset import DatasetWriter, open_dataset, token_dtype
@@ -31,7 +31,7 @@ from megalite.data.resume import Checkpoint, NotContinued, RunState
 from megalite.data.share_cuts import cut_hashes
 from megalite.data.shortage import Room, started_pool
 from megalite.data.skipped import SkippedList
-from megalite.data.text_batches import read_text_batches
+from megalite.data.text_batches import look_at_first, read_text_batches
 from megalite.data.tokenizer import Tokenizer
 
 CHECKPOINT_SECONDS = 20.0
@@ -113,6 +113,8 @@ def preprocess(
     if work is not None and (complete := _complete(plan, work, cuts)):
         warn(f"{plan.stem}: is complete, of the same inputs and options; to make it again remove its .json")
         return complete
+    if not plan.skip_errors:
+        look_at_first(plan.inputs, plan.json_keys)
     progress = Progress()
     room = Room()
     encode = partial(
@@ -141,14 +143,17 @@ def preprocess(
                 last_checkpoint = time.monotonic()
         for writer in writers:  # first all that takes time and room, then the names
             writer.complete()
-        skipped.flush()
         infos = [
             DatasetInfo.of(
                 writer, dtype, tokenizer, eod, plan.inputs, key, plan.partition, plan.corpus, cuts, work
             )
             for key, writer in zip(plan.json_keys, writers, strict=True)
         ]
-        publish_with_info(list(zip(writers, infos, strict=True)))
+        for writer, info in zip(writers, infos, strict=True):
+            write_info(writer.prefix, info)
+        skipped.flush()  # the last look whether another run has taken the output over
+        for writer in writers:
+            writer.publish(described=True)
         state.remove()
         skipped.publish()
         for key in plan.json_keys[1:]:  # what another run listed is of the dataset that was there before

@@ -38,7 +38,7 @@ class SkippedList:
         self._partial = self.path.with_name(f"{self.path.name}.partial")
         self.count = 0
         self._partial.parent.mkdir(parents=True, exist_ok=True)
-        take_over(self._partial, keep=True)
+        take_over(self._partial, keep=True, locked_too=True)
         self._file = self._partial.open("ab")
         while not self._locked(output_prefix):
             self._file.close()

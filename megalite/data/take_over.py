@@ -1,4 +1,4 @@
-"""Files that are written by one run, also where nothing can be locked."""
+"""Files that are written by one run, also where no lock holds for all."""
 
 from __future__ import annotations
 
@@ -7,33 +7,51 @@ import fcntl
 import os
 import shutil
 from pathlib import Path
+from typing import BinaryIO
 
 from megalite.data.temporary_names import left_behind, temporary_name
 
 
-def take_over(path: Path, keep: bool) -> None:
-    """On a file system without locks another run may be writing `path`: this one takes its name away from it,
-    so that the other notices before it publishes anything, and writes nothing into this one's. `keep`: what
-    it holds; else it is removed.
+def take_over(path: Path, keep: bool, locked_too: bool = False) -> None:
+    """Another run may be writing `path`, where there are no locks or they are those of one node, as on Lustre
+    with `localflock`: this one takes its name away from it, so that the other notices before it publishes
+    anything, and writes nothing into this one's. A run that has locked it for all to see keeps it.
+
+    `keep`: what it holds, else it is removed. What is kept and could be locked has its name from then on only
+    `locked_too`, as that takes a copy: by the name of one file that both have, the other notices in time.
     """
     try:
         file = path.open("r+b")
     except OSError:  # nothing to take; what else is wrong is told by whoever opens it
         return
-    with file:
+    with file:  # locked until its name is of another file
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return
+            if keep and not locked_too:
+                return
         except BlockingIOError:
             return
         except OSError:  # no locks
             pass
-    with contextlib.suppress(OSError):
-        for left in left_behind(path):  # by a kill while it was copied
-            left.unlink()
-    if not keep:
-        path.unlink(missing_ok=True)
-        return
+        with contextlib.suppress(OSError):
+            for left in left_behind(path):  # by a kill while it was copied
+                left.unlink()
+        if not _is_at(file, path):  # it has got its final name meanwhile, in which it must stay
+            return
+        if keep:
+            _replace_by_copy(path)
+        else:
+            path.unlink(missing_ok=True)
+
+
+def _is_at(file: BinaryIO, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(file.fileno()), path.stat())
+    except FileNotFoundError:
+        return False
+
+
+def _replace_by_copy(path: Path) -> None:
     own = temporary_name(path)
     try:
         shutil.copyfile(path, own)

@@ -10,15 +10,26 @@ from pathlib import Path
 
 def temporary_name(path: Path) -> Path:
     """Where this thread writes what will be `path`."""
-    writer = f"{os.uname().nodename}.{os.getpid()}.{threading.get_ident()}"
+    writer = f"{process_space()}.{os.getpid()}.{threading.get_ident()}"
     return path.with_name(f"{path.name}.{writer}.partial")
 
 
 def left_behind(path: Path) -> list[Path]:
-    """What processes of this node left of `path` when they were killed; what other nodes write is theirs."""
-    name = re.compile(rf"{re.escape(path.name)}\.{re.escape(os.uname().nodename)}\.(\d+)\.\d+\.partial")
+    """What processes of this node left of `path` when they were killed; what other nodes write, and other
+    containers of this one, is theirs.
+    """
+    name = re.compile(rf"{re.escape(path.name)}\.{re.escape(process_space())}\.(\d+)\.\d+\.partial")
     found = [(partial, name.fullmatch(partial.name)) for partial in path.parent.iterdir()]
     return [partial for partial, match in found if match and not _is_running(int(match[1]))]
+
+
+def process_space() -> str:
+    """Those whose numbers this process knows: of the node, and where it has containers, of this one."""
+    try:
+        space = os.stat("/proc/self/ns/pid").st_ino
+    except OSError:  # no Linux
+        space = 0
+    return f"{os.uname().nodename}.{space}"
 
 
 def _is_running(pid: int) -> bool:

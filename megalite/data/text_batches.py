@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from megalite.data.documents import Lines, OtherFormatError, parse_document, parse_strings
 from megalite.data.errors import DataError
-from megalite.data.inputs import Part, printable
+from megalite.data.inputs import Part, printable, read_once, says_format
 from megalite.data.records import Records, line_number, read_records
 from megalite.data.resume import Place, RunState
 from megalite.data.shortage import Room
@@ -15,6 +15,8 @@ from megalite.data.skipped import Skip
 
 BATCH_BYTES = 1 << 20
 BATCH_DOCUMENTS = 2048
+LOOKED_AT = 256  # inputs; on a file system far away each takes some milliseconds
+LOOKED_AT_BYTES = 1 << 16
 PARSED_BYTES = 16  # of memory for each byte of a line: orjson 3.11 takes 12, and 4 for a string with an emoji
 
 
@@ -62,6 +64,17 @@ def read_text_batches(
                 batch = _parse(records, part, place, keys, skip_errors)
             yield batch
         state.check_unchanged(number)
+
+
+def look_at_first(inputs: Sequence[Part], keys: Sequence[str]) -> None:
+    """Raises DataError where the first document of an input cannot be used, hours before its turn: of at most
+    LOOKED_AT, those before all others whose names do not say what they hold, as a README in a folder of data.
+    """
+    seen = [part for part in inputs if part.format in ("json", "parquet") and not read_once(part.path)]
+    for part in sorted(seen, key=lambda part: says_format(part.path))[:LOOKED_AT]:
+        for records in read_records(part, keys, LOOKED_AT_BYTES, most_records=1):
+            _parse(records, part, Place(), keys, skip_errors=False)
+            break
 
 
 def _parse(records: Records, part: Part, place: Place, keys: Sequence[str], skip_errors: bool) -> TextBatch:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zlib
+from bisect import bisect_right
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -55,7 +56,7 @@ def _read(
         low, high = int(chunk.min()), int(chunk.max())
         if low < 0 or (vocab_size is not None and high >= vocab_size):
             wrong = start + int(np.argmax((chunk < 0) | (chunk >= (vocab_size or high + 1))))
-            sequence = int(np.searchsorted(dataset.offsets, wrong * chunk.itemsize, side="right")) - 1
+            sequence = bisect_right(dataset.offsets, wrong * chunk.itemsize) - 1
             limit = "" if vocab_size is None else f" to {vocab_size - 1}"
             raise DataError(
                 f"{prefix}.bin: token {wrong} (sequence {sequence}): expected an id from 0{limit}, "

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from megalite.data.build import Dataset
+from megalite.data.stretches import normal
 
 SHOWN = 20
 
@@ -20,7 +21,12 @@ class Drawn:
         self._source = dataset.samples
         self._order = dataset.order
         self._start = self._source.consumed(consumed_samples)
-        self._before = dict(self._start if before is None else before)
+        now = {normal(prefix): prefix for prefix in self._start}
+        self._before: dict[str, int] = {}
+        for prefix, count in (self._start if before is None else before).items():
+            # A path may be spelled otherwise than it was.
+            name = prefix if prefix in self._start else now.get(normal(prefix), prefix)
+            self._before[name] = self._before.get(name, 0) + count
 
     def after(self, consumed_samples: int) -> dict[str, int]:
         """Counts after that many samples of the run."""

@@ -107,7 +107,8 @@ class Reporter:
         if self.enabled and self.tensorboard_dir is not None:
             from torch.utils.tensorboard import SummaryWriter  # an optional dependency, slow to import
 
-            self._board = SummaryWriter(self.tensorboard_dir)
+            with self._going_on(self.tensorboard_dir):
+                self._board = SummaryWriter(self.tensorboard_dir)
         return self
 
     def __exit__(

@@ -646,7 +646,10 @@ def test_folders_that_cannot_be_made_are_named(tmp_path: Path) -> None:
     assert parsed(f"--metrics-file {tmp_path}/pipe").logging.metrics_file
     os.close(reader)
     for flag in ("--save", "--metrics-file"):
-        assert f"{flag} s3://bucket/run: is an address; give a path" in errors_of(minimal(f"{flag} s3://bucket/run"))[0]
+        assert (
+            f"{flag} s3://bucket/run: is an address; give a path"
+            in errors_of(minimal(f"{flag} s3://bucket/run"))[0]
+        )
 
 
 def test_a_checkpoint_in_the_place_of_its_folder(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ import torch
 from megalite.config.blend import Blend
 from megalite.data.blended_dataset import BlendedDataset
 from megalite.data.build import Dataset, build_datasets
-from megalite.data.data_order import DataOrder, RunHistory
+from megalite.data.data_order import SHOWN, DataOrder, RunHistory
 from megalite.data.errors import DataError
 from megalite.data.gpt_dataset import Piece
 from megalite.data.loader import StepLoader
@@ -221,6 +221,18 @@ def test_other_data_under_a_name_begins_anew_and_moved_data_does_not(tmp_path: P
     other = numbered_dataset(tmp_path / "next" / "a", 40, 20, first=5000)
     run.draw(20, 60, "1", other, "1", f"{tmp_path}/b")
     assert run.lines[1] == f"{other} is new"
+
+
+def test_of_very_many_datasets_those_are_told_that_a_reader_must_know(tmp_path: Path) -> None:
+    many = [numbered_dataset(tmp_path / str(n), 10, 20, first=1000 * n) for n in range(SHOWN + 2)]
+    run = Run(tmp_path)
+    run.draw(20, 60, *(item for prefix in many[:-1] for item in ("1", prefix)))
+    numbered_dataset(tmp_path / "20", 11, 20)
+    run.draw(20, 60, *(item for prefix in many for item in ("1", prefix)))
+    _, warning, new, *others = run.lines
+    assert warning == f"warning: {many[20]} holds other documents than it did: read from the beginning"
+    assert new == f"{many[21]} is new"
+    assert others == [*(f"{each} goes on at its sample 1" for each in many[: SHOWN - 2]), "2 more datasets"]
 
 
 @pytest.mark.parametrize("back", [True, False])

@@ -30,6 +30,7 @@ from megalite.data.index_cache import ArraySpec, cached_arrays, watched
 from megalite.data.indexed_dataset import open_dataset
 from megalite.data.ordinary_memory import Memory, known_memories, spare_arrays
 from megalite.data.sample_plan import build_sample_index, plan_samples
+from megalite.data.temporary_names import process_space
 from tests.data.corpora import Words, data_config, write_dataset
 
 SPECS = [ArraySpec("numbers", np.dtype(np.int64), (5,)), ArraySpec("none", np.dtype(np.int32), (0, 2))]
@@ -223,7 +224,7 @@ def test_what_killed_builders_left_is_removed(tmp_path: Path) -> None:
     (entry,) = entries(tmp_path)
     child = subprocess.Popen(["true"])
     child.wait()
-    entry.rename(tmp_path / f"{entry.name}.{os.uname().nodename}.{child.pid}.1.partial")
+    entry.rename(tmp_path / f"{entry.name}.{process_space()}.{child.pid}.1.partial")
     cached_arrays(tmp_path, {"a": 1}, SPECS, lambda arrays: arrays[0].fill(1))
     assert entries(tmp_path) == [entry]
 
@@ -238,7 +239,7 @@ def test_what_others_are_building_is_left_alone(tmp_path: Path) -> None:
     """Where locks are those of one node, other nodes build at the same time."""
     cached_arrays(tmp_path, {"a": 1}, SPECS, lambda arrays: arrays[0].fill(1))
     (entry,) = entries(tmp_path)
-    node = os.uname().nodename
+    node = process_space()
     others = [
         tmp_path / f"{entry.name}.{of}.partial"
         for of in (f"{node}.1.1", f"{node}-2.{1 << 30}.1", f"{node}.b.{1 << 30}.1")

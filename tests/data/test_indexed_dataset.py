@@ -25,6 +25,7 @@ from megalite.data.dataset_info import read_info
 from megalite.data.errors import DataError
 from megalite.data.indexed_dataset import DatasetWriter, open_dataset, token_dtype, unigram_entropy
 from megalite.data.source_builder import SourceBuilder
+from megalite.data.temporary_names import process_space
 from megalite.data.verify import verify
 from tests.data.corpora import write_dataset
 
@@ -309,7 +310,7 @@ def test_without_locks_the_later_of_two_writers_has_the_files(tmp_path: Path, go
     first = DatasetWriter(prefix, "int32")
     first.add(whole, np.array([len(whole)], dtype=np.int32))
     state = first.flush()
-    (tmp_path / f"out.bin.partial.{os.uname().nodename}.{2**31}.1.partial").touch()  # left by a killed one
+    (tmp_path / f"out.bin.partial.{process_space()}.{2**31}.1.partial").touch()  # left by a killed one
     second = DatasetWriter(prefix, "int32", state if goes_on else None)
     first.add(np.zeros(300_000, dtype=np.int32), np.array([300_000], dtype=np.int32))
     with pytest.raises(DataError, match=r"out\.boundaries\.partial: was removed or replaced while it was"):
@@ -319,6 +320,36 @@ def test_without_locks_the_later_of_two_writers_has_the_files(tmp_path: Path, go
     expected = [*whole, 7] if goes_on else [7]
     assert np.array_equal(open_dataset(prefix).stream(), expected)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out.bin", "out.idx"]
+
+
+@pytest.mark.usefixtures("locks_of_this_node")
+def test_a_writer_on_another_node_loses_its_names(tmp_path: Path) -> None:
+    prefix = str(tmp_path / "out")
+    first = DatasetWriter(prefix, "int32")
+    first.add(np.arange(300_000), np.array([300_000], dtype=np.int32))
+    with DatasetWriter(prefix, "int32") as second:
+        first.add(np.arange(300_000), np.array([300_000], dtype=np.int32))
+        second.add(np.array([7]), np.array([1], dtype=np.int32))
+    with pytest.raises(DataError, match="was removed or replaced while it was written"):
+        first.publish()
+    assert open_dataset(prefix).stream().tolist() == [7]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out.bin", "out.idx"]
+
+
+@pytest.mark.usefixtures("no_locks")
+def test_without_locks_a_writer_that_stalled_does_not_take_the_files_of_another(tmp_path: Path) -> None:
+    """Behind the last look at its names, as where a disk takes long to write the description."""
+    prefix = str(tmp_path / "out")
+    first = DatasetWriter(prefix, "int32", sync=False)
+    first.add(np.array([1, 2]), np.array([2], dtype=np.int32))
+    first.complete()
+    with DatasetWriter(prefix, "int32", sync=False) as second:
+        second.add(np.array([7]), np.array([1], dtype=np.int32))
+    (tmp_path / "out.json").touch()
+    with pytest.raises(DataError, match="was removed or replaced while it was written"):
+        first.publish()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out.bin", "out.idx", "out.json"]
+    assert open_dataset(prefix).stream().tolist() == [7]
 
 
 def test_the_checksum_is_zlibs(tmp_path: Path) -> None:

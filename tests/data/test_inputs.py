@@ -20,6 +20,7 @@ from random import Random
 
 import pytest
 
+from megalite.data import folders, text_batches
 from megalite.data.errors import DataError
 from megalite.data.folders import matches
 from megalite.data.indexed_dataset import open_dataset
@@ -292,6 +293,28 @@ def test_a_copy_that_a_killed_resume_left_is_no_input(tmp_path: Path) -> None:
     assert [Path(part.path).name for part in found] == ["corpus.jsonl", "corpus_text_document.binary.partial"]
 
 
+@pytest.mark.parametrize("pattern", ["", "*", "**", "corpus*"])
+def test_a_file_of_a_share_that_gets_its_name_meanwhile_is_no_input(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pattern: str
+) -> None:
+    """Between the listing of the folder and the look at each file of it."""
+    (tmp_path / "corpus.jsonl").touch()
+    names = folders._names
+
+    def listed(folder: str) -> list[str]:
+        gone = "corpus_part00001of00002_text_document.progress.json.partial"
+        return sorted([*names(folder), gone, *more])
+
+    more: list[str] = []
+    monkeypatch.setattr(folders, "_names", listed)
+    given = [os.path.join(tmp_path, pattern)]
+    found = find_inputs(given, output_prefix=str(tmp_path / "corpus"))
+    assert [Path(part.path).name for part in found] == ["corpus.jsonl"]
+    more.append("corpus.jsonl.partial")
+    with pytest.raises(DataError, match=r"corpus\.jsonl\.partial: a link to .*, which is not there"):
+        find_inputs(given, output_prefix=str(tmp_path / "corpus"))
+
+
 @pytest.mark.parametrize("pattern", ["*.jsonl", "*.json*", "**"])
 def test_what_a_run_has_written_is_not_read_by_the_next(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], pattern: str
@@ -431,3 +454,43 @@ def test_a_name_that_is_not_utf8(tmp_path: Path) -> None:
     (info,) = preprocess(plan, ByteLevelTokenizer())
     assert info.sources == (f"{tmp_path}/a\\xff.jsonl",)
     assert json.loads((tmp_path / "out_text_document.skipped.jsonl").read_text())["file"] == info.sources[0]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("z_README.md", "# Corpus\n", r"z_README\.md:1: not valid JSON: "),
+        ("z.jsonl", '{"content": "x"}\n', r"z\.jsonl:1: no key 'text'; the keys are 'content'"),
+        ("z.jsonl.gz", "no gzip", r"z\.jsonl\.gz: after record 0: cannot be read: Not a gzipped file"),
+        ("z.parquet", "no Parquet", r"z\.parquet: after row 0: cannot be read: "),
+    ],
+)
+def test_a_stray_file_is_told_before_the_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, content: str, message: str
+) -> None:
+    """Not only where its turn comes, hours later."""
+    folder = tmp_path / "corpus"
+    folder.mkdir()
+    for number in range(3):
+        lines(folder / f"{number}.jsonl", ["a", 5])
+    (folder / name).write_text(content)
+    monkeypatch.setattr(text_batches, "LOOKED_AT", 4)
+    with pytest.raises(DataError, match=message):
+        run(find_inputs([str(folder)]), tmp_path / "out")
+    assert [path.name for path in tmp_path.iterdir()] == ["corpus"]
+    if name.endswith(".md"):
+        monkeypatch.setattr(text_batches, "LOOKED_AT", 1)  # those whose names say nothing before others
+        with pytest.raises(DataError, match=message):
+            run(find_inputs([str(folder)]), tmp_path / "out")
+
+
+def test_only_the_beginnings_of_files_are_looked_at_first(tmp_path: Path) -> None:
+    """A share begins inside a line; what --on-error skip leaves out is listed; pipes are read once."""
+    path = lines(tmp_path / "in.jsonl", ["a" * 50, "b", "c"])
+    (share,) = take_partition(find_inputs([path]), 1, 2)
+    text_batches.look_at_first([share], ["text"])
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    text_batches.look_at_first(find_inputs([str(pipe)]), ["text"])
+    run(find_inputs([lines(tmp_path / "bad.jsonl", [5, "a"])]), tmp_path / "out", skip_errors=True)
+    assert open_dataset(str(tmp_path / "out_text_document")).tokens == 1

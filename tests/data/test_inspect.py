@@ -12,6 +12,7 @@ import pytest
 
 from megalite.data.build import build_datasets
 from megalite.data.indexed_dataset import DatasetWriter
+from megalite.data.length_histogram import SHOWN, Bin, _largest, length_histogram
 from megalite.data.sample_corpus import train_tokenizer
 from tests.data.corpora import (
     GOLDENS,
@@ -204,6 +205,24 @@ def test_one_picture_of_several_datasets(tmp_path: Path, monkeypatch: pytest.Mon
     drawn = re.findall("<!-- (.*) -->", Path("lengths.svg").read_text())  # above the outlines of each text
     assert [text for text in drawn if text in prefixes] == prefixes
     assert {"0", "2", "512"} <= {*drawn}
+
+
+def test_a_picture_of_very_many_datasets_shows_the_smallest_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their names would cover it."""
+    pytest.importorskip("matplotlib")
+    monkeypatch.chdir(tmp_path)
+    prefixes = [write_dataset(Path(f"d{number}"), [1 + number % 7] * 2) for number in range(40)]
+    assert tool("inspect_data")([*prefixes, "--histogram-png", "lengths.svg"]) == 0
+    drawn = re.findall("<!-- (.*) -->", Path("lengths.svg").read_text())
+    assert [text for text in drawn if text in prefixes] == [
+        f"d{n}" for n in range(40) if n == 4 or n % 7 >= 5
+    ]
+    assert "29 others" in drawn
+    bins = length_histogram([np.array([5, 5, 6]), np.array([300])])
+    shown = _largest({**{f"large {n}": bins for n in range(SHOWN - 1)}, "b": bins[:1], "a": bins[:1]})
+    assert shown["2 others"] == [Bin(4, 7, 6, 32)]
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -20,6 +21,7 @@ from megalite.data.inputs import find_inputs
 from megalite.data.inspect_samples import dump
 from megalite.data.merge import merge
 from megalite.data.preprocess import PreprocessPlan, Progress, preprocess
+from megalite.data.temporary_names import left_behind, process_space, temporary_name
 from megalite.data.tokenizer.byte_level import ByteLevelTokenizer
 from megalite.data.tokenizer.null import NullTokenizer
 from megalite.data.verify import verify
@@ -89,7 +91,7 @@ def test_two_processes_do_not_write_one_dataset(tmp_path: Path) -> None:
 
 
 def test_files_that_several_write_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path, node = tmp_path / "[a]", os.uname().nodename
+    path, node = tmp_path / "[a]", process_space()
     ended = subprocess.Popen(["true"])
     ended.wait()
     for left in (f"{node}.{ended.pid}.1", "othernode.1.1"):
@@ -102,6 +104,20 @@ def test_files_that_several_write_at_a_time(tmp_path: Path, monkeypatch: pytest.
         assert path.read_text() == "other"
     assert path.read_text() == "first"
     assert sorted(each.name for each in tmp_path.iterdir()) == ["[a]", "[a].othernode.1.1.partial"]
+
+
+@pytest.mark.skipif(not Path("/proc/self/ns/pid").exists(), reason="containers are of Linux")
+def test_what_another_container_writes_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its processes have numbers that nobody has here, and it may have the name of this node."""
+    there = SimpleNamespace(st_ino=os.stat("/proc/self/ns/pid").st_ino + 1)
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "getpid", lambda: 2**30)
+        mine = temporary_name(tmp_path / "a")
+        patched.setattr(os, "stat", lambda _: there)
+        others = temporary_name(tmp_path / "a")
+    for path in (mine, others):
+        path.touch()
+    assert left_behind(tmp_path / "a") == [mine]
 
 
 def test_a_run_that_fails_leaves_nothing_for_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -246,6 +246,7 @@ def test_memory_in_flight_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyP
         return original(lines, keys)
 
     monkeypatch.setattr(text_batches, "parse_strings", counted)
+    monkeypatch.setattr(module, "look_at_first", lambda *_: None)
     path = jsonl(tmp_path / "in.jsonl", [{"text": str(1 + i % 50)} for i in range(500)])
 
     def expect_failure() -> None:

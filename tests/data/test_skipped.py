@@ -10,8 +10,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from megalite.data import preprocess as module
 from megalite.data import records
 from megalite.data import skipped as skipped_module
+from megalite.data.dataset_info import DatasetInfo
 from megalite.data.errors import DataError
 from megalite.data.indexed_dataset import open_dataset
 from megalite.data.inputs import find_inputs, take_partition
@@ -164,6 +166,22 @@ def test_an_error_does_not_wait_for_a_slow_document(tmp_path: Path, monkeypatch:
         preprocess(plan(str(tmp_path / "in.jsonl"), tmp_path / "out"), Slow())
     assert not finished.is_set()
     release.set()
+
+
+@pytest.mark.usefixtures("locks_of_this_node")
+def test_a_run_on_another_node_takes_the_output_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also while this one waits for its disk behind the last of its work, and where both write one file."""
+    described = module.write_info
+
+    def stalled(prefix: str, info: DatasetInfo) -> None:
+        described(prefix, info)
+        with SkippedList(prefix):
+            pass
+
+    monkeypatch.setattr(module, "write_info", stalled)
+    with pytest.raises(DataError, match=r"skipped\.jsonl\.partial: was removed or replaced during the run"):
+        preprocess(plan(lines(tmp_path / "in.jsonl"), tmp_path / "out"), ByteLevelTokenizer())
+    assert published(tmp_path) == []
 
 
 @pytest.mark.usefixtures("no_locks")

@@ -178,6 +178,9 @@ def test_a_missing_partition_is_not_merged_over(tmp_path: Path, capsys: pytest.C
         == 1
     )
     assert "3 partitions of a corpus, which must all be given in order; missing: 1" in capsys.readouterr().err
+    listed = [str(tmp_path / f"parts/p_part{index:05}of00003_text_document") for index in range(3)]
+    assert tool("merge_datasets")(["--input", *listed, "--output-prefix", str(tmp_path / "m")]) == 1
+    assert "part00001of00003_text_document.idx does not exist; a dataset is" in capsys.readouterr().err
     assert not list(tmp_path.glob("m*"))
 
 

@@ -22,9 +22,7 @@ LAUNCHERS = ("SLURM_", "PET_", "MASTER_", "RANK", "WORLD_SIZE", "LOCAL_RANK", "O
 def launch(*flags: str, **variables: str) -> subprocess.CompletedProcess[str]:
     """Run the script by bash under this interpreter, with only `variables` of what launchers set."""
     command = ["bash", str(SCRIPT), *flags]
-    return subprocess.run(
-        command, env=environment(**variables), capture_output=True, text=True, timeout=120
-    )
+    return subprocess.run(command, env=environment(**variables), capture_output=True, text=True, timeout=120)
 
 
 def environment(**variables: str) -> dict[str, str]:
@@ -108,21 +106,40 @@ def test_wrong_launch_flags_are_told(flags: list[str], message: str) -> None:
     assert message in done.stderr
 
 
-def test_slurm_with_one_task_a_node(tmp_path: Path) -> None:
-    stub(tmp_path, "scontrol", 'test "$3" = "node[07-08]" && printf "node07\\nnode08\\n"')
-    slurm = {
+def two_slurm_nodes(folder: Path, node: int) -> dict[str, str]:
+    """What SLURM tells a task on one of node07 and node08; `folder`: for its scontrol."""
+    stub(folder, "scontrol", 'test "$3" = "node[07-08]" && printf "node07\\nnode08\\n"')
+    return {
         "SLURM_JOB_ID": "123456",
         "SLURM_STEP_ID": "0",
         "SLURM_STEP_NODELIST": "node[07-08]",
         "SLURM_STEP_NUM_NODES": "2",
         "SLURM_STEP_NUM_TASKS": "2",
-        "SLURM_NODEID": "1",
-        "PATH": f"{tmp_path}:{os.environ['PATH']}",
+        "SLURM_NODEID": str(node),
+        "SLURMD_NODENAME": f"node0{7 + node}",
+        "PATH": f"{folder}:{os.environ['PATH']}",
     }
-    torchrun, training = planned("--nproc-per-node", "8", "--bf16", **slurm)
+
+
+def test_slurm_with_one_task_a_node(tmp_path: Path) -> None:
+    torchrun, training = planned("--nproc-per-node", "8", "--bf16", **two_slurm_nodes(tmp_path, 1))
     where = ["--master-addr=node07", "--master-port=23456"]
     assert torchrun == ["--nnodes=2", "--nproc-per-node=8", *where, "--node-rank=1"]
     assert training == ["--bf16"]
+
+
+@pytest.mark.parametrize("node", [0, 1])
+@pytest.mark.parametrize("flags", [["--max-restarts", "3"], []])
+def test_nodes_of_slurm_that_start_ranks_anew_meet_again(tmp_path: Path, node: int, flags: list[str]) -> None:
+    """With --master-addr the other nodes went on waiting for the ranks that had died."""
+    slurm = two_slurm_nodes(tmp_path, node)
+    variables = {} if flags else {"PET_MAX_RESTARTS": "3"}
+    torchrun, _ = planned(*flags, "--nproc-per-node", "8", **slurm, **variables)
+    meeting = ["--rdzv-backend=c10d", "--rdzv-endpoint=node07:23456", f"--rdzv-conf=is_host={1 - node}"]
+    where = [*meeting, "--rdzv-id=123456.0", f"--local-addr=node0{7 + node}", f"--node-rank={node}"]
+    assert torchrun == [*flags, "--nnodes=2", "--nproc-per-node=8", *where]
+    given = planned("--max-restarts=3", "--local-addr=x", "--nproc-per-node=8", **slurm)[0]
+    assert [flag for flag in given if "node0" in flag] == ["--rdzv-endpoint=node07:23456"]
 
 
 @pytest.mark.parametrize(("step", "port"), [("0", "20007"), ("1", "21016")])

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import re
 import resource
+import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -114,6 +117,19 @@ def test_a_record_cut_off_by_a_kill_does_not_swallow_the_next(tmp_path: Path) ->
     with Reporter(str(path), None, enabled=True) as reporter:
         reporter.validation(2, "valid_loss", "iteration 2", 5.5)
     assert json.loads(path.read_text().splitlines()[-1]) == {"iteration": 2, "valid_loss": 5.5}
+
+
+def test_a_disk_that_is_full_before_the_run_does_not_end_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(folder: str) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", SimpleNamespace(SummaryWriter=full))
+    with Reporter(None, str(tmp_path), enabled=True) as reporter:
+        reporter.validation(1, "valid_loss", "iteration 1", 5.5)
+    told = f"warning: {tmp_path}: cannot be written: No space left on device; the run goes on\n"
+    assert capsys.readouterr().err == told
 
 
 def test_a_full_disk_does_not_end_the_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
