@@ -20,6 +20,7 @@ from megalite.data.stretches import (
     Stretch,
     furthest,
     last_name,
+    moved,
     without_repeats,
 )
 
@@ -42,12 +43,19 @@ class DataOrder:
         last = self.before.stretches[-1]
         if isinstance(self.source, ContinuedBlend):
             last = self.source.stretch
+        left = moved(self.before.read, now)
         return replace(
             self.before,
             consumed_samples=consumed_samples,
             stretches=(*self.before.stretches[:-1], last),
-            read=furthest(self.before.read, now),
+            read=furthest((place for place in self.before.read if place.prefix not in left), now),
         )
+
+    def moved(self, consumed_samples: int) -> dict[str, str]:
+        """The new prefixes of datasets that were read under others before, by those, as of that many samples
+        of the run.
+        """
+        return moved(self.before.read, self.source.places(consumed_samples))
 
 
 def order_samples(
@@ -78,7 +86,8 @@ def order_samples(
     last = _still(builder, share, saved.stretches[-1], blend)
     if last is not None:
         if len(saved.stretches) == 1 and _is_one_round(builder, share, last, samples):
-            return _from_the_beginning(builder, saved.key, name, blend, samples, saved.earlier)
+            order = _from_the_beginning(builder, saved.key, name, blend, samples, saved.earlier)
+            return replace(order, before=replace(order.before, read=saved.read))
         return _go_on(builder, name, saved, last, saved.stretches[:-1], samples, ())
     stretch, lines = _next_stretch(builder, name, share, blend, saved)
     return _go_on(builder, name, saved, stretch, saved.stretches, samples, lines)

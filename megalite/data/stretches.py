@@ -187,6 +187,23 @@ def furthest(*places: Iterable[DatasetPlace]) -> tuple[DatasetPlace, ...]:
     return tuple(found.values())
 
 
+def moved(read: Iterable[DatasetPlace], now: Iterable[DatasetPlace]) -> dict[str, str]:
+    """Prefixes in `read` whose datasets are among `now` under another one, read at least as far, with that:
+    where each job copies the data into a folder of its own, they would be more with every job.
+    """
+    names: set[str] = set()
+    here: dict[tuple[str, str], DatasetPlace] = {}
+    for place in now:
+        names.add(normal(place.prefix))
+        _keep_furthest(here, (last_name(place.prefix), place.identity), place)
+    found = {}
+    for place in read:
+        present = here.get((last_name(place.prefix), place.identity))
+        if present is not None and normal(place.prefix) not in names and place.place <= present.place:
+            found[place.prefix] = present.prefix
+    return found
+
+
 class ReadBefore:
     """Where the datasets that a run has read were left, to be asked for those of its next blend."""
 

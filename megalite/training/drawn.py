@@ -21,11 +21,13 @@ class Drawn:
         self._source = dataset.samples
         self._order = dataset.order
         self._start = self._source.consumed(consumed_samples)
-        now = {normal(prefix): prefix for prefix in self._start}
+        now = {
+            normal(prefix): prefix for prefix in self._start
+        }  # a path may be spelled otherwise than it was
+        moved = {} if self._order is None else self._order.moved(consumed_samples)
         self._before: dict[str, int] = {}
         for prefix, count in (self._start if before is None else before).items():
-            # A path may be spelled otherwise than it was.
-            name = prefix if prefix in self._start else now.get(normal(prefix), prefix)
+            name = prefix if prefix in self._start else now.get(normal(prefix), moved.get(prefix, prefix))
             self._before[name] = self._before.get(name, 0) + count
 
     def after(self, consumed_samples: int) -> dict[str, int]:

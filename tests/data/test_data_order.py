@@ -21,7 +21,7 @@ from megalite.data.errors import DataError
 from megalite.data.gpt_dataset import Piece
 from megalite.data.loader import StepLoader
 from megalite.data.source_builder import SourceBuilder
-from megalite.data.stretches import OrderRecord
+from megalite.data.stretches import DatasetPlace, OrderRecord, moved
 from tests.data.corpora import Words, data_config, numbered_dataset, write_dataset
 
 SEQ = 8
@@ -221,6 +221,28 @@ def test_other_data_under_a_name_begins_anew_and_moved_data_does_not(tmp_path: P
     other = numbered_dataset(tmp_path / "next" / "a", 40, 20, first=5000)
     run.draw(20, 60, "1", other, "1", f"{tmp_path}/b")
     assert run.lines[1] == f"{other} is new"
+
+
+def test_folders_of_each_job_are_not_kept_for_ever(tmp_path: Path) -> None:
+    """Where each copies the data to its node, as to /local/JOB."""
+    run = Run(tmp_path)
+    for job in range(4):
+        (tmp_path / str(job)).mkdir()
+        a, b = pair(tmp_path / str(job))
+        run.draw(10, 80, "1", a, *(("1", b) if job != 2 else ()))
+        read = ({a: 5, b: 5}, {a: 10, b: 10}, {a: 20, f"{tmp_path}/1/b": 10}, {a: 25, b: 15})
+        assert run.saved is not None
+        assert {place.prefix: place.place for place in run.saved.read} == read[job]
+    for low in (0, 1000):
+        tokens = run.of(low, low + 1000)
+        assert len(set(tokens)) == len(tokens)
+
+
+def test_what_was_read_further_or_lies_there_still_has_not_moved() -> None:
+    old, new = DatasetPlace("x/a", "1", (), 5), DatasetPlace("y/a", "1", (), 5)
+    behind, other = DatasetPlace("y/a", "1", (), 4), DatasetPlace("y/a", "2", (), 9)
+    assert moved([old], [new]) == {"x/a": "y/a"}
+    assert moved([old], [old, new]) == moved([old], [behind]) == moved([old], [other]) == {}
 
 
 def test_of_very_many_datasets_those_are_told_that_a_reader_must_know(tmp_path: Path) -> None:

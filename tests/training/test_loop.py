@@ -377,6 +377,20 @@ def test_samples_are_counted_by_dataset_over_all_parts_of_a_run(
     assert counts(12) == {f"{tmp_path}/./a": 32, b: 16}, "also where a path is spelled otherwise"
 
 
+def test_samples_are_counted_once_for_data_that_moves(tmp_path: Path) -> None:
+    (tmp_path / "moved").mkdir()
+    here, there = str(tmp_path / "a"), str(tmp_path / "moved" / "a")
+    write_dataset(Path(here), [50] * 20, vocab_size=31)
+    flags = f"--save {tmp_path}/checkpoints --load {tmp_path}/checkpoints --split 1,0,0 --train-iters 4"
+    train(f"{flags} --exit-interval 2 --data-path {here}", mock=False)
+    for suffix in (".bin", ".idx"):
+        Path(here + suffix).rename(there + suffix)
+    train(f"{flags} --data-path {there}", mock=False)
+    state = json.loads((tmp_path / "checkpoints/iter_0000004/state.json").read_text())
+    assert state["samples_by_dataset"] == {there: 16}
+    assert [place["prefix"] for place in state["data_order"]["read"]] == [there]
+
+
 def test_a_validation_set_that_comes_later_is_told_where_it_makes_another_order(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
