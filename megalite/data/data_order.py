@@ -21,6 +21,7 @@ from megalite.data.stretches import (
     furthest,
     last_name,
     moved,
+    normal,
     without_repeats,
 )
 
@@ -47,13 +48,13 @@ class DataOrder:
         return replace(
             self.before,
             consumed_samples=consumed_samples,
-            stretches=(*self.before.stretches[:-1], last),
-            read=furthest((place for place in self.before.read if place.prefix not in left), now),
+            stretches=(*self.before.stretches[:-1], last.absolute()),
+            read=furthest((place for place in self.before.read if normal(place.prefix) not in left), now),
         )
 
     def moved(self, consumed_samples: int) -> dict[str, str]:
-        """The new prefixes of datasets that were read under others before, by those, as of that many samples
-        of the run.
+        """The new places of datasets that lay elsewhere when they were read, by the old ones, as absolute
+        prefixes, after that many samples of the run.
         """
         return moved(self.before.read, self.source.places(consumed_samples))
 

@@ -69,6 +69,10 @@ class Stretch:
         names = [last_name(place.prefix) for place in self.datasets]
         return hashlib.sha256(repr(self.moved_to(names)).encode("utf-8", "surrogatepass")).hexdigest()
 
+    def absolute(self) -> Stretch:
+        """The same for whoever reads of it in another working folder."""
+        return self.moved_to([normal(place.prefix) for place in self.datasets])
+
     def moved_to(self, prefixes: Sequence[str]) -> Stretch:
         """The same with its datasets under `prefixes`."""
         places = zip(self.datasets, prefixes, strict=True)
@@ -180,16 +184,17 @@ def without_repeats(blend: Blend) -> Blend:
 
 
 def furthest(*places: Iterable[DatasetPlace]) -> tuple[DatasetPlace, ...]:
-    """Each dataset once, by its name and content, where it was read furthest."""
+    """Each dataset once, by its absolute name and content, where it was read furthest."""
     found: dict[tuple[str, str], DatasetPlace] = {}
     for place in (place for each in places for place in each):
-        _keep_furthest(found, (normal(place.prefix), place.identity), place)
+        name = normal(place.prefix)
+        _keep_furthest(found, (name, place.identity), replace(place, prefix=name))
     return tuple(found.values())
 
 
 def moved(read: Iterable[DatasetPlace], now: Iterable[DatasetPlace]) -> dict[str, str]:
-    """Prefixes in `read` whose datasets are among `now` under another one, read at least as far, with that:
-    where each job copies the data into a folder of its own, they would be more with every job.
+    """Absolute prefixes in `read` whose datasets are among `now` under others, read at least as far, with
+    those: where each job copies the data into a folder of its own, they would be more with every job.
     """
     names: set[str] = set()
     here: dict[tuple[str, str], DatasetPlace] = {}
@@ -198,9 +203,9 @@ def moved(read: Iterable[DatasetPlace], now: Iterable[DatasetPlace]) -> dict[str
         _keep_furthest(here, (last_name(place.prefix), place.identity), place)
     found = {}
     for place in read:
-        present = here.get((last_name(place.prefix), place.identity))
-        if present is not None and normal(place.prefix) not in names and place.place <= present.place:
-            found[place.prefix] = present.prefix
+        name, present = normal(place.prefix), here.get((last_name(place.prefix), place.identity))
+        if present is not None and name not in names and place.place <= present.place:
+            found[name] = normal(present.prefix)
     return found
 
 
@@ -217,7 +222,7 @@ class ReadBefore:
             name = normal(place.prefix)
             self._names.add(name)
             if present.get(name) == place.identity:
-                self._here[name, place.identity] = place
+                _keep_furthest(self._here, (name, place.identity), place)
             else:
                 _keep_furthest(self._moved, (last_name(name), place.identity), place)
 

@@ -12,29 +12,33 @@ SHOWN = 20
 
 
 class Drawn:
-    """Counts by dataset prefix. The order of the samples tells them, but only since the last start: a resumed
-    run may have another order.
+    """Counts by absolute prefix. The order of the samples tells them, but only since the last start: a run
+    that was resumed may have another order.
     """
 
     def __init__(self, dataset: Dataset, consumed_samples: int, before: Mapping[str, int] | None) -> None:
         """`before`: the counts of the checkpoint at `consumed_samples`; None when it has none."""
         self._source = dataset.samples
         self._order = dataset.order
-        self._start = self._source.consumed(consumed_samples)
-        now = {
-            normal(prefix): prefix for prefix in self._start
-        }  # a path may be spelled otherwise than it was
+        self._start = self._consumed(consumed_samples)
         moved = {} if self._order is None else self._order.moved(consumed_samples)
         self._before: dict[str, int] = {}
         for prefix, count in (self._start if before is None else before).items():
-            name = prefix if prefix in self._start else now.get(normal(prefix), moved.get(prefix, prefix))
+            name = moved.get(normal(prefix), normal(prefix))
             self._before[name] = self._before.get(name, 0) + count
+
+    def _consumed(self, samples: int) -> dict[str, int]:
+        """How many of the first `samples` came from each dataset since the last start."""
+        counts: dict[str, int] = {}
+        for prefix, count in self._source.consumed(samples).items():
+            counts[normal(prefix)] = counts.get(normal(prefix), 0) + count
+        return counts
 
     def after(self, consumed_samples: int) -> dict[str, int]:
         """Counts after that many samples of the run."""
         counts = dict(self._before)
-        for prefix, count in self._source.consumed(consumed_samples).items():
-            counts[prefix] = counts.get(prefix, 0) + count - self._start.get(prefix, 0)
+        for name, count in self._consumed(consumed_samples).items():
+            counts[name] = counts.get(name, 0) + count - self._start.get(name, 0)
         return counts
 
     def order(self, consumed_samples: int) -> dict[str, Any] | None:

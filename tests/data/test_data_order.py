@@ -21,7 +21,7 @@ from megalite.data.errors import DataError
 from megalite.data.gpt_dataset import Piece
 from megalite.data.loader import StepLoader
 from megalite.data.source_builder import SourceBuilder
-from megalite.data.stretches import DatasetPlace, OrderRecord, moved
+from megalite.data.stretches import DatasetPlace, OrderRecord, ReadBefore, moved
 from tests.data.corpora import Words, data_config, numbered_dataset, write_dataset
 
 SEQ = 8
@@ -238,10 +238,43 @@ def test_folders_of_each_job_are_not_kept_for_ever(tmp_path: Path) -> None:
         assert len(set(tokens)) == len(tokens)
 
 
+def test_relative_paths_are_those_of_the_folder_they_were_given_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Copies of the data on two machines, and jobs that start here and there with another mixture each."""
+    for machine in ("x", "z", "elsewhere"):
+        (tmp_path / machine / "data").mkdir(parents=True)
+    pair(tmp_path / "x" / "data")
+    pair(tmp_path / "z" / "data")
+    run = Run(tmp_path)
+    for weight, (folder, data) in enumerate((("x", ""), ("elsewhere", "../z/"), ("x", ""), ("z", ""))):
+        monkeypatch.chdir(tmp_path / folder)
+        run.draw(10, 80, str(1 + weight), f"{data}data/a", "1", f"{data}data/b")
+    for low in (0, 1000):
+        tokens = run.of(low, low + 1000)
+        assert len(set(tokens)) == len(tokens)
+    assert run.saved is not None
+    assert {place.prefix for place in run.saved.read} == {f"{tmp_path}/z/data/{name}" for name in "ab"}
+    monkeypatch.chdir(tmp_path)
+    _, order = run.open(80, "x/data/a")
+    history = RunHistory(SourceBuilder(SEQ, run.seed, run.cache), order)
+    assert [history.pieces(sample)[0].document for sample in range(20)] == [
+        pieces[0].document for pieces in run.pieces[:20]
+    ]
+
+
+def test_of_two_spellings_of_a_path_that_counts_which_was_read_furthest() -> None:
+    """Checkpoints had relative paths."""
+    before = ReadBefore(
+        [DatasetPlace("a", "1", (), 39), DatasetPlace(os.path.abspath("a"), "1", (), 27)], {"a": "1"}
+    )
+    assert before.take_up("a", "1") == DatasetPlace("a", "1", (), 39)
+
+
 def test_what_was_read_further_or_lies_there_still_has_not_moved() -> None:
-    old, new = DatasetPlace("x/a", "1", (), 5), DatasetPlace("y/a", "1", (), 5)
-    behind, other = DatasetPlace("y/a", "1", (), 4), DatasetPlace("y/a", "2", (), 9)
-    assert moved([old], [new]) == {"x/a": "y/a"}
+    old, new = DatasetPlace("/x/a", "1", (), 5), DatasetPlace("/y/a", "1", (), 5)
+    behind, other = DatasetPlace("/y/a", "1", (), 4), DatasetPlace("/y/a", "2", (), 9)
+    assert moved([old], [new]) == {"/x/a": "/y/a"}
     assert moved([old], [old, new]) == moved([old], [behind]) == moved([old], [other]) == {}
 
 
