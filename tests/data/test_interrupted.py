@@ -166,6 +166,18 @@ def test_what_was_left_out_is_not_gone_on_from_without_leave(
     assert "is not continued, as it left out 1 documents, as --on-error skip does" in told[0]
 
 
+def test_a_run_with_a_long_name_is_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As long as names can be; who continues it puts more behind them for a moment."""
+    every_batch_is_kept(monkeypatch)
+    path, told = lines(tmp_path / "in.jsonl"), list[str]()
+    work = plan(path, tmp_path / ("\u00e9" * 100 + "x" * 18))
+    with pytest.raises(KeyboardInterrupt):
+        preprocess(work, NullTokenizer(100, 99), interrupted(2))
+    preprocess(work, NullTokenizer(100, 99), warn=told.append)
+    assert told == []
+    assert len(published(tmp_path)) == 3
+
+
 def test_progress_that_cannot_be_read_now_is_an_error(tmp_path: Path) -> None:
     state = tmp_path / "out_text_document.progress.json"
     state.symlink_to(state)
