@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -15,7 +16,7 @@ from megalite.data.skipped import Skip
 
 BATCH_BYTES = 1 << 20
 BATCH_DOCUMENTS = 2048
-LOOKED_AT = 256  # inputs; on a file system far away each takes some milliseconds
+LOOKING_SECONDS = 3.0  # some thousand files; of Parquet with very large row groups twenty
 LOOKED_AT_BYTES = 1 << 16
 PARSED_BYTES = 16  # of memory for each byte of a line: orjson 3.11 takes 12, and 4 for a string with an emoji
 
@@ -67,14 +68,17 @@ def read_text_batches(
 
 
 def look_at_first(inputs: Sequence[Part], keys: Sequence[str]) -> None:
-    """Raises DataError where the first document of an input cannot be used, hours before its turn: of at most
-    LOOKED_AT, those before all others whose names do not say what they hold, as a README in a folder of data.
+    """Raises DataError where the first document of an input cannot be used, hours before its turn. Looks at
+    as many as LOOKING_SECONDS allow, first those whose names do not say what they hold, a README say.
     """
+    end = time.monotonic() + LOOKING_SECONDS
     seen = [part for part in inputs if part.format in ("json", "parquet") and not read_once(part.path)]
-    for part in sorted(seen, key=lambda part: says_format(part.path))[:LOOKED_AT]:
+    for part in sorted(seen, key=lambda part: says_format(part.path)):
         for records in read_records(part, keys, LOOKED_AT_BYTES, most_records=1):
             _parse(records, part, Place(), keys, skip_errors=False)
             break
+        if time.monotonic() > end:
+            return
 
 
 def _parse(records: Records, part: Part, place: Place, keys: Sequence[str], skip_errors: bool) -> TextBatch:

@@ -474,14 +474,14 @@ def test_a_stray_file_is_told_before_the_work(
     for number in range(3):
         lines(folder / f"{number}.jsonl", ["a", 5])
     (folder / name).write_text(content)
-    monkeypatch.setattr(text_batches, "LOOKED_AT", 4)
     with pytest.raises(DataError, match=message):
         run(find_inputs([str(folder)]), tmp_path / "out")
     assert [path.name for path in tmp_path.iterdir()] == ["corpus"]
-    if name.endswith(".md"):
-        monkeypatch.setattr(text_batches, "LOOKED_AT", 1)  # those whose names say nothing before others
-        with pytest.raises(DataError, match=message):
-            run(find_inputs([str(folder)]), tmp_path / "out")
+    # In no time none but the first is looked at, and that is one whose name says nothing.
+    monkeypatch.setattr(text_batches, "LOOKING_SECONDS", -1.0)
+    told = pytest.raises(DataError, match=message) if name.endswith(".md") else contextlib.nullcontext()
+    with told:
+        text_batches.look_at_first(find_inputs([str(folder)]), ["text"])
 
 
 def test_only_the_beginnings_of_files_are_looked_at_first(tmp_path: Path) -> None:
