@@ -50,7 +50,8 @@ fi
 nnodes=${PET_NNODES:-$nodes} # PET_*: torchrun's own environment variables
 node_rank=${PET_NODE_RANK:-}
 nproc=${PET_NPROC_PER_NODE:-}
-rendezvous=${PET_RDZV_ENDPOINT:-}${PET_MASTER_ADDR:-}${PET_STANDALONE:-}
+address_of_all=${PET_RDZV_ENDPOINT:-}${PET_MASTER_ADDR:-}${PET_STANDALONE:-}
+rendezvous=$address_of_all
 torchrun_flags=" --nnodes --nproc-per-node --node-rank --master-addr --master-port --local-addr --rdzv-backend
  --rdzv-endpoint --rdzv-id --rdzv-conf --max-restarts --monitor-interval --start-method --event-log-handler
  --role --log-dir --redirects -r --tee -t --local-ranks-filter --duplicate-stdout-filters
@@ -61,6 +62,10 @@ print_config=
 signals=${PET_SIGNALS_TO_HANDLE:-}
 address=${PET_LOCAL_ADDR:-}
 restarts=${PET_MAX_RESTARTS:-0}
+backend=${PET_RDZV_BACKEND:-}
+conf=${PET_RDZV_CONF:-}
+id=${PET_RDZV_ID:-}
+port=${PET_MASTER_PORT:-${MASTER_PORT:-$slurm_port}}
 torchrun=()
 training=()
 while (($#)); do
@@ -93,11 +98,18 @@ while (($#)); do
             ;;
     esac
     case $name in
-        --standalone | --rdzv-* | --master-*) rendezvous=$name ;;
+        --standalone | --rdzv-endpoint | --master-addr) address_of_all=$name ;;
+        --rdzv-backend) backend=$value ;;
+        --rdzv-conf) conf=$value ;;
+        --rdzv-id) id=$value ;;
+        --master-port) port=$value ;;
         --signals-to-handle) signals=$name ;;
         --local-addr) address=$name ;;
         --max-restarts) restarts=$value ;;
         --print-config) print_config=1 ;;
+    esac
+    case $name in
+        --standalone | --rdzv-* | --master-*) rendezvous=$name ;;
     esac
 done
 
@@ -135,16 +147,18 @@ esac
 ((nproc == 1)) || export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$((nproc < cores ? cores / nproc : 1))}
 
 torchrun+=("--nnodes=$nnodes" "--nproc-per-node=$nproc")
-if [[ -n ${SLURM_STEP_ID:-} ]] && ((nodes > 1)) && [[ -z $rendezvous ]]; then
+if [[ -n ${SLURM_STEP_ID:-} ]] && ((nodes > 1)) && [[ -z $address_of_all ]]; then
     node_rank=${node_rank:-$SLURM_NODEID}
     master=$(slurm_master)
-    port=${MASTER_PORT:-$slurm_port}
-    if [[ $restarts == 0 ]]; then
+    # With the static one the nodes would not hear of each other's restarts.
+    [[ -n $backend ]] || backend=$( ((restarts == 0)) && echo static || echo c10d)
+    if [[ $backend == static ]]; then
         torchrun+=("--master-addr=$master" "--master-port=$port")
-    else # with --master-addr the nodes would not hear of each other's restarts
+    else
         is_host=$((node_rank == 0))
-        torchrun+=(--rdzv-backend=c10d "--rdzv-endpoint=$master:$port" "--rdzv-conf=is_host=$is_host")
-        torchrun+=("--rdzv-id=${SLURM_JOB_ID:-0}.$SLURM_STEP_ID")
+        id=${id:-${SLURM_JOB_ID:-0}.$SLURM_STEP_ID}
+        torchrun+=("--rdzv-backend=$backend" "--rdzv-endpoint=$master:$port" "--rdzv-id=$id")
+        torchrun+=("--rdzv-conf=is_host=$is_host${conf:+,$conf}")
         here=$master
         ((is_host)) || here=${SLURMD_NODENAME:-$(hostname)} # as SLURM names it
         [[ -n $address ]] || torchrun+=("--local-addr=$here")

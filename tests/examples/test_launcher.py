@@ -135,11 +135,36 @@ def test_nodes_of_slurm_that_start_ranks_anew_meet_again(tmp_path: Path, node: i
     slurm = two_slurm_nodes(tmp_path, node)
     variables = {} if flags else {"PET_MAX_RESTARTS": "3"}
     torchrun, _ = planned(*flags, "--nproc-per-node", "8", **slurm, **variables)
-    meeting = ["--rdzv-backend=c10d", "--rdzv-endpoint=node07:23456", f"--rdzv-conf=is_host={1 - node}"]
-    where = [*meeting, "--rdzv-id=123456.0", f"--local-addr=node0{7 + node}", f"--node-rank={node}"]
-    assert torchrun == [*flags, "--nnodes=2", "--nproc-per-node=8", *where]
+    meeting = ["--rdzv-backend=c10d", "--rdzv-endpoint=node07:23456", "--rdzv-id=123456.0"]
+    here = [f"--rdzv-conf=is_host={1 - node}", f"--local-addr=node0{7 + node}", f"--node-rank={node}"]
+    assert torchrun == [*flags, "--nnodes=2", "--nproc-per-node=8", *meeting, *here]
     given = planned("--max-restarts=3", "--local-addr=x", "--nproc-per-node=8", **slurm)[0]
     assert [flag for flag in given if "node0" in flag] == ["--rdzv-endpoint=node07:23456"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [
+        (["--master-port=29501"], ["--master-addr=node07", "--master-port=29501"]),
+        (["--rdzv-id=x"], ["--master-addr=node07", "--master-port=23456"]),
+        (["--rdzv-conf=join_timeout=900"], ["--master-addr=node07", "--master-port=23456"]),
+        (
+            ["--max-restarts=1", "--rdzv-conf=join_timeout=900", "--rdzv-id=x", "--master-port=29501"],
+            ["--rdzv-endpoint=node07:29501", "--rdzv-conf=is_host=0,join_timeout=900", "--rdzv-id=x"],
+        ),
+        (["--rdzv-backend=c10d"], ["--rdzv-endpoint=node07:23456", "--rdzv-conf=is_host=0"]),
+        (["--max-restarts=1", "--rdzv-backend=static"], ["--master-addr=node07", "--master-port=23456"]),
+        (["--rdzv-endpoint=other:1"], []),
+    ],
+)
+def test_what_else_is_said_of_the_meeting_of_slurms_nodes(
+    tmp_path: Path, flags: list[str], told: list[str]
+) -> None:
+    """A port alone left each node waiting for the others at its own address."""
+    given = planned(*flags, "--nproc-per-node=8", **two_slurm_nodes(tmp_path, 1))[0]
+    assert [flag for flag in told if flag not in given] == []
+    assert ("--node-rank=1" in given) == bool(told)
+    assert told or not any("node0" in flag for flag in given)
 
 
 @pytest.mark.parametrize(("step", "port"), [("0", "20007"), ("1", "21016")])
