@@ -9,6 +9,7 @@ import shutil
 from pathlib import Path
 from typing import BinaryIO
 
+from megalite.data.errors import writing
 from megalite.data.temporary_names import left_behind, temporary_name
 
 
@@ -54,7 +55,10 @@ def _is_at(file: BinaryIO, path: Path) -> bool:
 def _replace_by_copy(path: Path) -> None:
     own = temporary_name(path)
     try:
-        shutil.copyfile(path, own)
+        with writing(path), path.open("rb") as file, own.open("wb") as copy:
+            shutil.copyfileobj(file, copy)
+            copy.flush()
+            os.fsync(copy.fileno())
         os.replace(own, path)
     finally:
         with contextlib.suppress(OSError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import threading
 from collections.abc import Sequence
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 
 from megalite.data import preprocess as module
-from megalite.data import records
+from megalite.data import records, take_over
 from megalite.data import skipped as skipped_module
 from megalite.data.dataset_info import DatasetInfo
 from megalite.data.errors import DataError
@@ -166,6 +167,30 @@ def test_an_error_does_not_wait_for_a_slow_document(tmp_path: Path, monkeypatch:
         preprocess(plan(str(tmp_path / "in.jsonl"), tmp_path / "out"), Slow())
     assert not finished.is_set()
     release.set()
+
+
+def test_a_disk_that_is_full_at_a_resume_is_told_as_at_any_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    every_batch_is_kept(monkeypatch)
+    work = plan(lines(tmp_path / "in.jsonl", [5, *["1"] * 20]), tmp_path / "out", skip_errors=True)
+
+    def interrupted(progress: module.Progress) -> None:
+        if progress.documents > 8:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        preprocess(work, ByteLevelTokenizer(), interrupted)
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(take_over.shutil, "copyfileobj", full)
+        with pytest.raises(DataError, match=r"skipped\.jsonl\.partial: cannot be written: No .* continues"):
+            preprocess(work, ByteLevelTokenizer())
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
 @pytest.mark.usefixtures("locks_of_this_node")
