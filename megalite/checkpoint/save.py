@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,7 @@ def save(
     state: Mapping[str, Any],
     *,
     first: bool = False,
+    check: Callable[[], None] = lambda: None,
     group: dist.ProcessGroup | None = None,
 ) -> Path:
     """Write `directory/iter_<iteration>` and record it as the latest; returns its path.
@@ -38,6 +39,7 @@ def save(
     several ranks hold is written by one of them; where their bits differ, the lowest rank's are saved and a
     warning is logged. `state` is any JSON data, taken from rank 0; `load` gives it back with `"iteration"`
     added. `first`: of a run that began elsewhere or anew, so that what the folder holds is none of its own.
+    `check` is called on rank 0 before the folder is changed, and raises CheckpointError where it must not be.
     Returns when everything is on the disk.
 
     `group` carries the coordination (Python objects): a Gloo group keeps that on the CPU; None is the default
@@ -49,6 +51,7 @@ def save(
 
     def begin() -> Path:
         text = encode_state({**state, "iteration": iteration})
+        check()
         with _naming(root):
             temporary = create_temporary(root, iteration)
             write_durably(temporary / STATE, text)
@@ -67,12 +70,14 @@ def save(
             with _naming(root):
                 earlier = [] if first else comes_after(root, iteration)
                 write_manifest(temporary, iteration, earlier, metadata, planner.checksums)
+                check()
                 return publish(temporary, iteration)
 
         return on_first_rank(finish, group)
     except CheckpointError:
         if is_first_rank(group):
             shutil.rmtree(temporary, ignore_errors=True)
+            check()  # or another run has removed what this one was writing, as a leftover
         raise
 
 

@@ -57,7 +57,7 @@ def run(config: Config, topology: Topology, started: float | None = None) -> Non
     reporting = topology.rank == topology.world_size - 1  # the last rank: it has the loss
     save = None if config.batch.skip_train else config.checkpoint.save
     with (
-        only_writer(save, topology.rank == 0),
+        only_writer(save, topology.rank == 0) as check_folder,
         Reporter(config.logging.metrics_file, config.logging.tensorboard_dir, reporting) as reporter,
     ):
         expected = saved_order(config)
@@ -75,7 +75,7 @@ def run(config: Config, topology: Topology, started: float | None = None) -> Non
             reporter.say(line)
         with StopRequest(config, topology, started) as stop:
             if not config.batch.skip_train:
-                progress = train(trainer, datasets, progress, drawn, reporter, stop)
+                progress = train(trainer, datasets, progress, drawn, reporter, stop, check_folder)
             if (config.batch.skip_train or is_complete(trainer, progress)) and not stop.leaves():
                 evaluate_at_the_end(trainer, datasets, progress, reporter, stop.leaves)
         if save is not None:
@@ -96,10 +96,12 @@ def train(
     drawn_before: Mapping[str, int] | None,
     reporter: Reporter,
     stop: StopRequest,
+    check_folder: Callable[[], None],
 ) -> Progress:
     """Optimizer steps until the run is complete or asked to stop; returns how far it came.
 
-    `drawn_before`: samples of each dataset until `progress`, None when that is not known.
+    `drawn_before`: samples of each dataset until `progress`, None when that is not known. `check_folder`: of
+    `only_writer`.
     """
     config, topology = trainer.config, trainer.topology
     sizes = batch_sizes(trainer)
@@ -138,7 +140,7 @@ def train(
                     progress = validate(trainer, datasets, progress, reporter, stop.leaves)
             if _saves_after(iteration, config):
                 with window.paused(progress) as progress:
-                    reporter.say(save_progress(trainer, progress, drawn, first))
+                    reporter.say(save_progress(trainer, progress, drawn, first, check_folder))
                 first = False
             if reason := stop.asked(iteration):
                 reporter.say(f"stopping after iteration {iteration}: {reason}")
@@ -147,7 +149,7 @@ def train(
     for line in drawn_lines(drawn.after(progress.consumed_samples)):
         reporter.say(line)
     if config.checkpoint.save is not None and not _saves_after(progress.iteration, config):
-        reporter.say(save_progress(trainer, progress, drawn, first))
+        reporter.say(save_progress(trainer, progress, drawn, first, check_folder))
     return progress
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple
 
@@ -42,10 +43,12 @@ class Progress:
         return replace(self, iteration=self.iteration + 1, consumed_samples=self.consumed_samples + samples)
 
 
-def save_progress(trainer: Trainer, progress: Progress, drawn: Drawn, first: bool) -> str:
+def save_progress(
+    trainer: Trainer, progress: Progress, drawn: Drawn, first: bool, check: Callable[[], None]
+) -> str:
     """Write a checkpoint below `--save` and return a line about it. A collective.
 
-    `first`: as `save` has it.
+    `first`, `check`: as `save` has them.
     """
     config = trainer.config
     directory = config.checkpoint.save
@@ -60,7 +63,8 @@ def save_progress(trainer: Trainer, progress: Progress, drawn: Drawn, first: boo
     with_optimizer = not config.checkpoint.no_save_optim
     if with_optimizer:
         state["optimizer"] = trainer.optimizer.scalars()
-    path = save(directory, progress.iteration, trainer.blocks(with_optimizer), state, first=first)
+    blocks = trainer.blocks(with_optimizer)
+    path = save(directory, progress.iteration, blocks, state, first=first, check=check)
     return f"saved checkpoint of iteration {progress.iteration} to {path}"
 
 

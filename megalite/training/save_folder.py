@@ -7,11 +7,11 @@ import os
 import socket
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
-from megalite.checkpoint import foreign_checkpoints
+from megalite.checkpoint import CheckpointError, foreign_checkpoints
 from megalite.listing import listing
 from megalite.parallel.everywhere import gather_objects, on_every_rank
 from megalite.training.errors import TrainingError
@@ -21,13 +21,16 @@ PATIENCE_SECONDS = 90.0  # with NFS, which may hold a name for missing for a min
 
 
 @contextmanager
-def only_writer(directory: str | None, first_rank: bool) -> Iterator[None]:
+def only_writer(directory: str | None, first_rank: bool) -> Iterator[Callable[[], None]]:
     """Hold `directory`, made if need be, against other runs; None holds nothing. A collective.
 
     By the lock of a file in it, which the kernel frees when this process dies. Two writers would remove each
-    other's unfinished checkpoints and mix the finished ones. Raises TrainingError on every rank. Where the
-    file system has no locks nothing is held. Another program's checkpoints are refused: saving would take the
-    place of some, and their record; and so is a folder that other ranks do not see.
+    other's unfinished checkpoints and mix the finished ones. Raises TrainingError on every rank. Another
+    program's checkpoints are refused: saving would take the place of some, and their record; and so is a
+    folder that other ranks do not see.
+
+    Where the file system has no locks, or they are those of one node, the later run has the folder: what this
+    gives is to be called before each change of it, and raises CheckpointError in a run that has lost it.
     """
     with ExitStack() as held:
 
@@ -37,7 +40,18 @@ def only_writer(directory: str | None, first_rank: bool) -> Iterator[None]:
         token = next(filter(None, gather_objects(on_every_rank(hold, TrainingError, TrainingError))), None)
         if directory is not None and token is not None:
             on_every_rank(lambda: _see(directory, token), TrainingError, TrainingError)
-        yield
+        yield lambda: _check_still_held(directory, token)
+
+
+def _check_still_held(directory: str | None, token: str | None) -> None:
+    """Raises CheckpointError where another run has written its token in the place of `token`."""
+    if directory is None or token is None:
+        return
+    with suppress(OSError, UnicodeDecodeError):  # what else is wrong is told by who writes there
+        if (Path(directory) / LOCK).read_text() not in (token, ""):  # "": the other is about to
+            raise CheckpointError(
+                f"--save {directory}: another run has begun to save there; this one saves nothing more"
+            )
 
 
 def _see(directory: str, token: str) -> None:

@@ -8,6 +8,7 @@ import logging
 import os
 import pkgutil
 import resource
+import shutil
 import signal
 import stat
 import sys
@@ -149,6 +150,31 @@ def test_a_link_to_a_checkpoint_is_replaced(tmp_path: Path, dangling: bool) -> N
     assert entries(root) == ["iter_0000100", "iter_0000200", TRACKER]
     assert [value_of(root, n) for n in (100, 200)] == [2.0, 3.0]
     assert (cold / "manifest.json").is_file()
+
+
+@pytest.mark.parametrize("lost", ["at its beginning", "meanwhile", "with what it has written"])
+def test_a_folder_that_another_run_has_taken_is_not_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lost: str
+) -> None:
+    save(tmp_path, 100, vector(1.0), {})
+    calls: list[str] = []
+
+    def check() -> None:
+        calls.append(lost)
+        if lost == "at its beginning" or len(calls) == 2:
+            raise CheckpointError("another has it")
+
+    if lost == "with what it has written":
+
+        def removed(folder: Path, *_: object) -> None:
+            shutil.rmtree(folder)
+            folder.stat()
+
+        monkeypatch.setattr(sys.modules[save.__module__], "write_manifest", removed)
+    with pytest.raises(CheckpointError, match="another has it"):
+        save(tmp_path, 100, vector(2.0), {}, check=check)
+    assert entries(tmp_path) == ["iter_0000100", TRACKER]
+    assert value_of(tmp_path) == 1.0
 
 
 @pytest.mark.parametrize("where", ["create_temporary", "publish"])

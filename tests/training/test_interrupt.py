@@ -13,7 +13,7 @@ import pytest
 from megalite.checkpoint import latest_iteration
 from megalite.interruption import EXIT_CODE
 from tests.end_to_end.launch import LIMIT_SECONDS, environment
-from tests.training.test_loop import MODEL
+from tests.training.runs import MODEL
 
 RUN = "import sys; from megalite.training.main import main; sys.exit(main(sys.argv[1:]))"
 

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import errno
-import fcntl
 import json
 import os
 import re
 import signal
-import stat
 import time
 from pathlib import Path
 from typing import Any
@@ -24,32 +21,14 @@ from megalite.config import parse
 from megalite.data import gpt_dataset
 from megalite.data.errors import DataError
 from megalite.parallel.topology import build_topology
-from megalite.training import save_folder
 from megalite.training.errors import TrainingError
 from megalite.training.loop import run
 from megalite.training.samples import open_datasets
-from megalite.training.save_folder import only_writer
 from megalite.training.step import Trainer
 from tests.data.corpora import write_dataset
 from tests.pool import WorkerPool
+from tests.training.runs import MODEL, progress_of, train
 from tools.inspect_data import main as inspect_data
-
-MODEL = (
-    "--num-layers 1 --hidden-size 16 --num-attention-heads 2 --ffn-hidden-size 32 --seq-length 8 "
-    "--max-position-embeddings 8 --micro-batch-size 2 --tokenizer-type NullTokenizer "
-    "--vocab-size 31 --lr 1e-2 --log-interval 1 --eval-iters 0 --no-memory-report"
-)
-
-
-def train(*flags: str, batch: int = 4, mock: bool = True, started: float | None = None) -> None:
-    data = ["--mock-data"] if mock else []
-    argv = [*MODEL.split(), *data, "--global-batch-size", str(batch), *" ".join(flags).split()]
-    run(parse(argv, 1), build_topology(1, 1, torch.device("cpu")), started)
-
-
-def progress_of(folder: Path, iteration: int) -> dict[str, Any]:
-    state: dict[str, Any] = json.loads((folder / f"iter_{iteration:07d}" / "state.json").read_text())
-    return state["progress"]
 
 
 @pytest.mark.parametrize(
@@ -568,108 +547,6 @@ def test_tokens_that_one_rank_cannot_read_are_told_on_every_rank(tmp_path: Path,
 def test_the_largest_seed_trains_and_evaluates_on_mock_data() -> None:
     """Validation and test samples are made from the seeds that follow it."""
     train("--train-iters 1 --eval-iters 1 --seed 4294967295")
-
-
-def test_two_runs_do_not_save_to_one_folder(tmp_path: Path) -> None:
-    folder = tmp_path / "new"
-    train("--train-iters 1 --save", str(folder))
-    other = os.open(folder / ".lock", os.O_RDONLY)
-    try:
-        fcntl.flock(other, fcntl.LOCK_EX)
-        with pytest.raises(TrainingError, match="another run is saving there"):
-            train("--train-iters 2 --save", str(folder))
-        train("--train-iters 2 --load", str(folder))
-    finally:
-        os.close(other)
-    train("--train-iters 2 --save", str(folder))
-    assert progress_of(folder, 2)["iteration"] == 2
-
-
-def test_another_programs_checkpoints_are_not_saved_over(tmp_path: Path) -> None:
-    """A damaged one of this program is no other's, nor is a folder without anything in it."""
-    train("--train-iters 3 --save-interval 1 --save", str(tmp_path))
-    (tmp_path / "iter_0000001" / "manifest.json").unlink()
-    (tmp_path / "iter_0000002" / "state.json").unlink()
-    (tmp_path / "iter_0000005").mkdir()
-    train("--train-iters 4 --save", str(tmp_path))
-    weights = tmp_path / "iter_0000005/mp_rank_00/model_optim_rng.pt"
-    weights.parent.mkdir()
-    weights.write_text("weights")
-    with pytest.raises(TrainingError, match="holds iter_0000005, no whole checkpoint of this program"):
-        train("--train-iters 5 --save", str(tmp_path))
-    assert weights.exists()
-    assert not (tmp_path / "iter_0000005" / "state.json").exists()
-
-
-def test_a_folder_is_held_against_runs_on_other_nodes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """NFS locks files that are open for writing on its server, and folders on the node alone."""
-    lock = fcntl.flock
-
-    def lock_of_nfs(descriptor: int, how: int) -> None:
-        if stat.S_ISDIR(os.fstat(descriptor).st_mode):
-            return
-        if fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDONLY:
-            raise OSError(errno.EBADF, os.strerror(errno.EBADF))
-        lock(descriptor, how)
-
-    monkeypatch.setattr(fcntl, "flock", lock_of_nfs)
-    folder, message = str(tmp_path), "another run is saving there"
-    with only_writer(folder, True), pytest.raises(TrainingError, match=message), only_writer(folder, True):
-        pass
-
-
-def test_a_lock_that_another_user_left_is_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / ".lock").touch()
-    opened = os.open
-
-    def readable(path: Any, flags: int, mode: int = 0o777, **more: Any) -> int:
-        if flags & os.O_ACCMODE != os.O_RDONLY:
-            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
-        return opened(path, flags, mode, **more)
-
-    monkeypatch.setattr(os, "open", readable)
-    folder, message = str(tmp_path), "another run is saving there"
-    with only_writer(folder, True), pytest.raises(TrainingError, match=message), only_writer(folder, True):
-        pass
-
-
-def held_by_node(folder: str) -> str:
-    """What is said where each rank has a folder of its own under the name of the one that is shared."""
-    patience, save_folder.PATIENCE_SECONDS = save_folder.PATIENCE_SECONDS, 0.0
-    rank = dist.get_rank()
-    try:
-        with only_writer(os.path.join(folder, str(rank)), rank == 0):
-            return ""
-    except TrainingError as error:
-        return str(error)
-    finally:
-        save_folder.PATIENCE_SECONDS = patience
-
-
-def test_a_folder_that_the_ranks_do_not_share_is_refused(pool: WorkerPool, tmp_path: Path) -> None:
-    told = pool.run(2, held_by_node, str(tmp_path))
-    expected = f"rank 1: --save {tmp_path}/1: what the first rank wrote there is not seen on "
-    assert [message.startswith(expected) for message in told] == [True, True]
-
-
-def test_a_child_of_a_run_does_not_hold_its_folder(tmp_path: Path) -> None:
-    """As a process that reads data, which may outlive a run that is killed."""
-    forked, told = os.pipe()
-    with only_writer(str(tmp_path), True):
-        if (child := os.fork()) == 0:
-            os.write(told, b".")
-            signal.pause()
-    try:
-        os.read(forked, 1)
-        with only_writer(str(tmp_path), True):
-            pass
-    finally:
-        os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
-        os.close(forked)
-        os.close(told)
 
 
 def stopped_by_a_signal(folder: str, during: str) -> tuple[list[int], int]:
