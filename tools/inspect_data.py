@@ -63,7 +63,12 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
         metavar="N",
         help="Show these documents.",
     )
-    files.add_argument("--histogram-png", type=path_given, metavar="FILE", help="Picture of the lengths.")
+    files.add_argument(
+        "--histogram-png",
+        type=path_given,
+        metavar="FILE",
+        help="Picture of the lengths; of very many datasets the smallest together.",
+    )
     run = parser.add_argument_group("what a run draws")
     add_data_flags(run)
     tokens, size = whole_number(1, INT32_LARGEST), whole_number(1, MOST_SAMPLES_A_STEP)

@@ -44,7 +44,7 @@ class DataOrder:
         last = self.before.stretches[-1]
         if isinstance(self.source, ContinuedBlend):
             last = self.source.stretch
-        left = moved(self.before.read, now)
+        left = self.moved(consumed_samples)
         return replace(
             self.before,
             consumed_samples=consumed_samples,
