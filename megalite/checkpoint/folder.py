@@ -81,11 +81,12 @@ def publish(temporary: Path, iteration: int) -> Path:
     try:
         try:
             temporary.rename(final)
-        except OSError:  # a reader has just restored what was set aside
+        except OSError:
             if not final.exists():
                 raise
-            replaced = _set_aside(final)
-            temporary.rename(final)
+            if temporary.exists():  # a reader has just restored what was set aside
+                replaced = _set_aside(final)
+                temporary.rename(final)  # else it is done, and NFS has asked for it again
         record.replace(directory / TRACKER)  # a reader sees the old number or the new one, never a part
     finally:
         record.unlink(missing_ok=True)

@@ -203,8 +203,8 @@ def _write(
     inherited: bool,
 ) -> list[np.ndarray]:
     """Build the entry and return its arrays; `inherited`: others may have begun to, but none does now."""
-    if inherited:
-        for partial in left_behind(entry):  # of this node, as the lock may be
+    if inherited:  # left behind on this node, as the lock may be of it
+        for partial in (*left_behind(entry), *left_behind(_set_aside(entry))):
             _remove(partial)
     temporary = temporary_name(entry)
     _remove(temporary)
@@ -221,7 +221,7 @@ def _write(
         _note_checked(temporary, _files(temporary, specs))
         # Without locks another process may have been first: its entry is the same, and in use.
         if _open(entry, specs, check=True) is None:
-            _remove(entry)
+            _take_away(entry, specs)
         try:
             temporary.rename(entry)
         except OSError:
@@ -231,6 +231,23 @@ def _write(
         return _open(entry, specs, check=False) or written
     finally:
         _remove(temporary)
+
+
+def _take_away(entry: Path, specs: list[ArraySpec]) -> None:
+    """Remove what has the place of an entry and is none, if it still is none: another node, whose locks these
+    may not be, has put its own there just now or read this one where this node could not, and uses it.
+    """
+    aside = temporary_name(_set_aside(entry))
+    with contextlib.suppress(OSError):
+        entry.rename(aside)
+        if _open(aside, specs, check=True) is None:
+            _remove(aside)
+        else:
+            aside.rename(entry)
+
+
+def _set_aside(entry: Path) -> Path:
+    return entry.with_name(f"{entry.name}.replaced")
 
 
 def _make_files(

@@ -138,6 +138,27 @@ def test_a_reader_that_restores_what_is_being_replaced_does_not_end_the_save(
     assert value_of(tmp_path) == 2.0
 
 
+@pytest.mark.parametrize("replacing", [False, True])
+def test_a_rename_that_nfs_has_asked_for_twice_is_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, replacing: bool
+) -> None:
+    """Where the first answer was lost, the second is that the old name is not there."""
+    if replacing:
+        save(tmp_path, 100, vector(1.0), {})
+    rename = Path.rename
+
+    def repeated(path: Path, target: Path) -> Path:
+        renamed = rename(path, target)
+        if Path(target).name == "iter_0000100":
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
+        return renamed
+
+    monkeypatch.setattr(Path, "rename", repeated)
+    save(tmp_path, 100, vector(2.0), {})
+    assert entries(tmp_path) == ["iter_0000100", TRACKER]
+    assert value_of(tmp_path) == 2.0
+
+
 @pytest.mark.parametrize("dangling", [False, True])
 def test_a_link_to_a_checkpoint_is_replaced(tmp_path: Path, dangling: bool) -> None:
     """As of one that was moved to other storage, which is left alone."""

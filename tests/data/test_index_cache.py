@@ -209,8 +209,14 @@ def test_a_damaged_index_of_another_user_is_not_used(tmp_path: Path, monkeypatch
     with next(entry.glob("*.npy")).open("r+b") as file:
         file.seek(-1, os.SEEK_END)
         file.write(b"?")
-    removed, told = index_cache._remove, []
-    monkeypatch.setattr(index_cache, "_remove", lambda path: None if path == entry else removed(path))
+    renamed, told = Path.rename, []
+
+    def denied(path: Path, target: Path) -> Path:
+        if path == entry:
+            raise PermissionError(errno.EPERM, os.strerror(errno.EPERM), str(path))
+        return renamed(path, target)
+
+    monkeypatch.setattr(Path, "rename", denied)
     for _ in range(2):
         found = cached_arrays(
             tmp_path, {"a": 1}, SPECS, lambda arrays: arrays[0].fill(2), lambda *reason: told.append(reason)
@@ -224,7 +230,9 @@ def test_what_killed_builders_left_is_removed(tmp_path: Path) -> None:
     (entry,) = entries(tmp_path)
     child = subprocess.Popen(["true"])
     child.wait()
-    entry.rename(tmp_path / f"{entry.name}.{process_space()}.{child.pid}.1.partial")
+    left = f"{process_space()}.{child.pid}.1.partial"
+    shutil.copytree(entry, tmp_path / f"{entry.name}.replaced.{left}")
+    entry.rename(tmp_path / f"{entry.name}.{left}")
     cached_arrays(tmp_path, {"a": 1}, SPECS, lambda arrays: arrays[0].fill(1))
     assert entries(tmp_path) == [entry]
 
@@ -495,6 +503,31 @@ def test_without_locks_the_entry_of_another_is_not_taken_away(
     numbers, _ = cached_arrays(tmp_path / "cache", {"a": 1}, SPECS, build)
     assert numbers.tolist() == [1] * 5
     assert [path.stat().st_ino for path in entries(tmp_path / "cache")] == firsts != []
+
+
+def test_an_entry_that_another_node_has_just_mended_is_not_taken_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Locks may be those of one node; it uses its own, of which nothing would be left over a network."""
+    cached_arrays(tmp_path, {"a": 1}, SPECS, lambda arrays: arrays[0].fill(1))
+    (entry,) = entries(tmp_path)
+    mended = shutil.copytree(entry, tmp_path / "mended")
+    place = mended.stat().st_ino
+    os.truncate(entry / "numbers.npy", 1)
+    opened, looks = index_cache._open, []
+
+    def then_mended(path: Path, specs: list[ArraySpec], *, check: bool) -> list[np.ndarray] | None:
+        found = opened(path, specs, check=check)
+        looks.append(path == entry and found is None)
+        if sum(looks) == 2 and mended.exists():  # behind the last look
+            shutil.rmtree(entry)
+            mended.rename(entry)
+        return found
+
+    monkeypatch.setattr(index_cache, "_open", then_mended)
+    numbers, _ = cached_arrays(tmp_path, {"a": 1}, SPECS, lambda arrays: arrays[0].fill(1))
+    assert numbers.tolist() == [1] * 5
+    assert [path.stat().st_ino for path in entries(tmp_path)] == [place]
 
 
 @pytest.mark.usefixtures("no_locks")
