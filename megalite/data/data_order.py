@@ -87,7 +87,8 @@ def order_samples(
     last = _still(builder, share, saved.stretches[-1], blend)
     if last is not None:
         if len(saved.stretches) == 1 and _is_one_round(builder, share, last, samples):
-            order = _from_the_beginning(builder, saved.key, name, blend, samples, saved.earlier)
+            once = Blend(tuple(place.prefix for place in last.datasets), last.weights)
+            order = _from_the_beginning(builder, saved.key, name, once, samples, saved.earlier)
             return replace(order, before=replace(order.before, read=saved.read))
         return _go_on(builder, name, saved, last, saved.stretches[:-1], samples, ())
     stretch, lines = _next_stretch(builder, name, share, blend, saved)

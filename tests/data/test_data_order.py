@@ -201,6 +201,21 @@ def test_a_dataset_named_twice_is_read_on_as_one(tmp_path: Path) -> None:
     assert len(run.tokens) == before + 10
 
 
+@pytest.mark.parametrize("samples", [60, 150])  # of 99 an epoch
+def test_a_single_dataset_that_is_named_twice_at_a_resume_goes_on(tmp_path: Path, samples: int) -> None:
+    a, _ = pair(tmp_path)
+    one, two = Run(tmp_path), Run(tmp_path)
+    one.draw(10, samples, a)
+    two.draw(10, samples, a)
+    one.draw(40, samples, a)
+    two.draw(40, samples, a, a)
+    assert np.array_equal(one.tokens, two.tokens)
+    assert two.lines == ()
+    _, order = two.open(samples, a, a)
+    history = RunHistory(SourceBuilder(SEQ, two.seed, two.cache), order)
+    assert [history.pieces(sample) for sample in range(50)] == one.pieces
+
+
 @pytest.mark.parametrize("documents", [30, 40])  # or as many, of the same lengths, with other tokens
 def test_other_data_under_a_name_begins_anew_and_moved_data_does_not(tmp_path: Path, documents: int) -> None:
     a, b = pair(tmp_path)
