@@ -101,11 +101,21 @@ void OutputFile::check_name() const {
 }
 
 void OutputFile::close() {
+    if (descriptor_ >= 0) ::fstat(descriptor_, &closed_);
     if (descriptor_ >= 0 && ::close(descriptor_) != 0) {
         descriptor_ = -1;
         fail<WriteError>(path_, ": cannot be closed: ", std::strerror(errno));
     }
     descriptor_ = -1;
+}
+
+void OutputFile::rename(const std::string &name) {
+    struct stat named;
+    if (std::rename(path_.c_str(), name.c_str()) != 0 || ::stat(name.c_str(), &named) != 0)
+        fail(name, ": cannot be given its final name: ", std::strerror(errno));
+    if (named.st_ino == closed_.st_ino && named.st_dev == closed_.st_dev) return;
+    std::remove(name.c_str()); // not whole: whoever writes it will miss its temporary name
+    fail(name, ": another run has begun to write this output; give the same command again");
 }
 
 namespace {
@@ -214,10 +224,10 @@ void IndexedWriter::publish(bool described) {
     bin_.close();
     idx_.close();
     std::remove((prefix_ + ".idx").c_str()); // or a kill in between would leave an earlier index beside the new tokens
-    for (const char *name : {".bin", ".json", ".idx"}) // the .idx last: without it there is no dataset
-        if ((described || std::strcmp(name, ".json") != 0) &&
-            std::rename(partial(prefix_ + name).c_str(), (prefix_ + name).c_str()) != 0)
-            fail(prefix_, name, ": cannot be given its final name: ", std::strerror(errno));
+    bin_.rename(prefix_ + ".bin");
+    if (described && std::rename(partial(description).c_str(), description.c_str()) != 0)
+        fail(description, ": cannot be given its final name: ", std::strerror(errno));
+    idx_.rename(prefix_ + ".idx"); // the last: without it there is no dataset
     std::remove(boundaries_.path().c_str());
     boundaries_.close(); // it was opened first, so that until here its lock kept others from all three
 }

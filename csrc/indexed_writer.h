@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <cstdio>
 #include <string>
+#include <sys/stat.h>
 #include <vector>
 
 #include "data_error.h"
@@ -33,6 +34,8 @@ class OutputFile {
     void read_at(uint64_t position, void *data, uint64_t bytes) const;  // of what was flushed
     void check_name() const; // throws when its name is no longer this file's
     void close();
+    // Gives the closed file its final name. Throws when that is another's then, who has taken its own just before.
+    void rename(const std::string &name);
     const std::string &path() const { return path_; }
 
     static constexpr uint64_t kCapacity = 1 << 20;
@@ -43,6 +46,7 @@ class OutputFile {
 
     std::string path_;
     int descriptor_ = -1;
+    struct stat closed_ = {}; // what it was
     std::vector<uint8_t> buffer_;
     uint64_t used_ = 0;
     bool checksummed_ = false;

@@ -14,6 +14,7 @@ from megalite.data.errors import DataError
 
 ONE_A_LINE = "one object a line is read: jq -c '.[]' writes so what an array holds, jq -c . what objects do"
 GIT_LFS = b"version https://git-lfs.github.com/"
+LARGEST_POINTER = 1024  # bytes, by the specification of Git LFS
 OTHER_FORMATS = {  # by their first bytes
     b"\x1f\x8b": "it is gzip: let its name end in .gz",
     b"\x28\xb5\x2f\xfd": "it is zstd: let its name end in .zst",
@@ -49,12 +50,13 @@ class Lines(Sequence[bytes]):
 
 
 def parse_document(
-    content: bytes | dict[str, object] | DataError, kind: str, keys: Sequence[str]
+    content: bytes | dict[str, object] | DataError, kind: str, keys: Sequence[str], first: bool = False
 ) -> list[list[str]]:
     """The texts under each of `keys` in one record; a key may be `outer.inner`.
 
     `kind`: "json" for a JSON line, "text" for UTF-8 text (its key is `text`), "parquet" for a row. A
-    string is a document of one sequence, a list of strings one of several. Raises DataError.
+    string is a document of one sequence, a list of strings one of several. `first`: of its file, which is
+    where a pointer of Git LFS is no text that shows one. Raises DataError.
     """
     if isinstance(content, DataError):
         raise content
@@ -64,7 +66,7 @@ def parse_document(
         record = _parse_json(content)
     else:
         try:
-            if content.startswith(GIT_LFS):
+            if first and content.startswith(GIT_LFS) and len(content) < LARGEST_POINTER:
                 raise _refusal("no text", content)
             record = {"text": content.decode("utf-8")}
         except UnicodeDecodeError as error:

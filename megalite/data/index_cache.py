@@ -33,7 +33,7 @@ from megalite.data.ordinary_memory import spare_arrays
 from megalite.data.temporary_names import left_behind, temporary_name
 
 FORMAT = 2
-LOCK_PATIENCE_SECONDS = 1800.0
+LOCK_PATIENCE_SECONDS = 7200.0  # as long as the ranks that have their arrays wait
 SILENT_SECONDS = 10.0  # of waiting for a lock
 DESCRIPTION = "description.json"
 CHECKED = "checked"
@@ -268,14 +268,13 @@ def _make_files(
     for path, spec in zip(paths, specs, strict=True):
         array = arrays.pop(0)
         hashes[spec.name] = _C.content_hash(array)
-        if isinstance(array, np.memmap):
-            array.flush()
-        else:
-            with path.open("wb") as file:
+        mapped = isinstance(array, np.memmap)
+        with path.open("r+b" if mapped else "wb") as file:
+            if not mapped:
                 file.write(_header(spec))
                 file.write(array.data)
                 file.flush()
-                os.fsync(file.fileno())
+            os.fsync(file.fileno())  # also of what is mapped, whose own `flush` stops all threads meanwhile
     return hashes
 
 

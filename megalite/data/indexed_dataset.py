@@ -99,8 +99,9 @@ class DatasetWriter:
         Path(prefix).parent.mkdir(parents=True, exist_ok=True)
         self.prefix = prefix
         self.sync = sync
-        for suffix in ("boundaries", "bin", "idx"):
-            take_over(Path(f"{prefix}.{suffix}.partial"), keep=resume is not None)
+        for suffix in ("boundaries", "bin", "idx"):  # the first is locked till all have their final names
+            if not take_over(Path(f"{prefix}.{suffix}.partial"), keep=resume is not None):
+                break
         self._writer = IndexedWriter(prefix, dtype, resume)
         self._published = False
 

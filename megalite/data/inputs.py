@@ -13,10 +13,14 @@ from typing import NamedTuple
 
 from megalite.data.errors import DataError
 from megalite.data.folders import SALVAGED, below, is_folder, matches, mode_of
+from megalite.data.temporary_names import is_shortened
 from megalite.listing import listing
 
 STDIN = "-"
 COMPRESSED = (".gz", ".zst", ".zstd")
+NO_DATA = re.compile(  # of Spark, Delta, dask: what is unfinished, or of the other files
+    r"_(SUCCESS|temporary|(common_|spark_)?metadata|delta_log|(committed|started)_.*)", re.DOTALL
+)
 NOT_READ = {  # with what writes their content to a pipe
     ".bz2": "bzip2 -dc",
     ".lz4": "lz4 -dc",
@@ -121,7 +125,12 @@ def _product_of(output_prefix: str | None) -> Callable[[str], bool]:
 
     def is_product(file: str) -> bool:
         path = os.path.realpath(file)
-        if prefix is None or not path.startswith(prefix) or not PRODUCT.fullmatch(path[len(prefix) :]):
+        if prefix is None:
+            return False
+        (folder, name), (in_folder, beginning) = os.path.split(path), os.path.split(prefix)
+        if folder == in_folder and is_shortened(name, beginning):
+            return True
+        if not path.startswith(prefix) or not PRODUCT.fullmatch(path[len(prefix) :]):
             return False
         corpus = path.endswith("_document.json") and not mode_of(f"{path[: -len('json')]}idx")
         return not (corpus and mode_of(path))  # a run that publishes takes descriptions away
@@ -151,12 +160,18 @@ def _find_files(
 def _files_matching(
     pattern: str, warn: Callable[[str], None], is_product: Callable[[str], bool]
 ) -> list[str]:
-    """The files that `pattern` matches, and those in the folders that it matches, each once."""
+    """The files that `pattern` matches, and those in the folders that it matches, each once, but for NO_DATA
+    that it does not name.
+    """
     folder, name = os.path.split(pattern)
     # What is in a folder that matches is matched itself.
     all_matched = name == "**" or (name == "*" and os.path.basename(folder) == "**")
     found: list[str] = []
+    named, left_out = {*pattern.split(os.sep)}, []
     for match in filter(None, matches(pattern)):
+        if any(map(NO_DATA.fullmatch, {*match.split(os.sep)} - named)):
+            left_out.append(match)
+            continue
         mode = mode_of(match)
         if not mode and is_product(match):
             continue  # of a share that had it a moment ago, beside this one
@@ -166,18 +181,22 @@ def _files_matching(
             found.append(match)
         elif not all_matched and os.path.basename(match) != SALVAGED:
             found.extend(_files_in(match, warn, is_product))
+    if left_out:
+        warn(f"left out, as no data: {_listed(left_out)}")
     return [*dict.fromkeys(found)]
 
 
 def _files_in(folder: str, warn: Callable[[str], None], is_product: Callable[[str], bool]) -> list[str]:
-    """All files in `folder`, at any depth and behind links, sorted, but for hidden ones and backup copies.
-    Raises DataError for what would be left out otherwise: folders that cannot be read, links to nothing.
+    """All files in `folder`, at any depth and behind links, sorted, but for hidden ones, backup copies
+    and NO_DATA. Raises DataError for what would be left out otherwise: folders that cannot be read, links to
+    nothing.
     """
     left_out: list[str] = []
 
     def shown(path: str) -> bool:
         name = os.path.basename(path)
-        if name.startswith(".") or name.endswith("~") or (name == SALVAGED and is_folder(path)):
+        unread = name.startswith(".") or name.endswith("~") or NO_DATA.fullmatch(name)
+        if unread or (name == SALVAGED and is_folder(path)):
             left_out.append(path)
             return False
         return True
@@ -188,7 +207,7 @@ def _files_in(folder: str, warn: Callable[[str], None], is_product: Callable[[st
         if not stat.S_ISDIR(mode) and (mode or not is_product(path)) and _is_file(path, mode)
     ]
     if left_out:
-        warn(f"left out, as hidden or a backup copy: {_listed(left_out)}")
+        warn(f"left out, as hidden, a backup copy or no data: {_listed(left_out)}")
     if not files:
         raise DataError(f"--input {folder}: the folder holds no file")
     return sorted(files)

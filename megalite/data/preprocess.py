@@ -113,10 +113,11 @@ def preprocess(
     if work is not None and (complete := _complete(plan, work, cuts)):
         warn(f"{plan.stem}: is complete, of the same inputs and options; to make it again remove its .json")
         return complete
-    if not plan.skip_errors:
-        look_at_first(plan.inputs, plan.json_keys)
-    progress = Progress()
     room = Room()
+    if not plan.skip_errors:
+        with state.explaining():
+            look_at_first(plan.inputs, plan.json_keys, room)
+    progress = Progress()
     encode = partial(
         encode_batch, tokenizer=tokenizer, eod=eod, dtype=dtype, skip_errors=plan.skip_errors, room=room
     )

@@ -55,6 +55,7 @@ class RunState:
     def __init__(self, output_prefix: str, inputs: Sequence[Part], recipe: dict[str, object]) -> None:
         """`recipe`: everything but the inputs that decides the output."""
         self.path = Path(f"{output_prefix}.progress.json")
+        self._partial = self.path.with_name(f"{self.path.name}.partial")
         self._inputs = inputs
         self._stamps = [None if read_once(part.path) else _stamp(part.path) for part in inputs]
         self._resumable = None not in self._stamps
@@ -123,12 +124,11 @@ class RunState:
             "skipped": checkpoint.skipped,
             "hash": _hash([place, written, checkpoint.skipped]),
         }
-        temporary = self.path.with_name(f"{self.path.name}.partial")
-        with writing(temporary), temporary.open("wb") as file:
+        with writing(self._partial), self._partial.open("wb") as file:
             file.write(orjson.dumps(content))
             file.flush()
             os.fsync(file.fileno())
-        temporary.rename(self.path)
+        self._partial.rename(self.path)
 
     @contextlib.contextmanager
     def explaining(self) -> Iterator[None]:
@@ -144,6 +144,7 @@ class RunState:
 
     def remove(self) -> None:
         self.path.unlink(missing_ok=True)
+        self._partial.unlink(missing_ok=True)  # of a run that was killed in `save`
 
 
 def _hash(content: object) -> str:

@@ -9,6 +9,8 @@ import threading
 from pathlib import Path
 
 LONGEST_STEM = 130  # bytes; of the 255 of a name who writes takes up to 120
+KEPT = 25  # characters of a longer one
+SHORTENED = re.compile(rf".{{{KEPT}}}~[0-9a-f]{{16}}\.[^/]+\.partial", re.DOTALL)
 
 
 def temporary_name(path: Path) -> Path:
@@ -26,12 +28,17 @@ def left_behind(path: Path) -> list[Path]:
     return [partial for partial, match in found if match and not _is_running(int(match[1]))]
 
 
+def is_shortened(name: str, beginning: str) -> bool:
+    """Whether `name` is a temporary one of a longer name that begins with `beginning`."""
+    return SHORTENED.fullmatch(name) is not None and name.startswith(beginning[:KEPT])
+
+
 def _stem(path: Path) -> str:
     """The name, or where it leaves no room for who writes, what tells it from others."""
     name = os.fsencode(path.name)
     if len(name) <= LONGEST_STEM:
         return path.name
-    return f"{path.name[:25]}~{hashlib.blake2b(name, digest_size=8).hexdigest()}"
+    return f"{path.name[:KEPT]}~{hashlib.blake2b(name, digest_size=8).hexdigest()}"
 
 
 def process_space() -> str:

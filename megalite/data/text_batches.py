@@ -18,7 +18,8 @@ BATCH_BYTES = 1 << 20
 BATCH_DOCUMENTS = 2048
 LOOKING_SECONDS = 3.0  # some thousand files; of Parquet with very large row groups twenty
 LOOKED_AT_BYTES = 1 << 16
-PARSED_BYTES = 16  # of memory for each byte of a line: orjson 3.11 takes 12, and 4 for a string with an emoji
+STRINGS_BYTES = 16  # of memory for each byte of lines that hold the strings which are asked for
+PARSED_BYTES = 48  # for each byte of any JSON: orjson 3.13 takes 44 for nested lists and objects
 
 
 @dataclass
@@ -51,7 +52,7 @@ def read_text_batches(
 ) -> Iterator[TextBatch]:
     """The texts under `keys` in `inputs` from `start` on, in batches that never span two files. Raises
     DataError for a document that cannot be used, unless `skip_errors`, and behind an input that has changed
-    since the run began.
+    since the run began, and MemoryError.
     """
     documents, input_bytes = start.documents, start.input_bytes
     for number in range(start.input, len(inputs)):
@@ -61,44 +62,48 @@ def read_text_batches(
             documents += len(records.contents)
             input_bytes += records.size
             place = Place(number, records.number, records.offset, documents, input_bytes)
-            with room.taken(PARSED_BYTES * records.size, up_to(part, place), "cut long lines"):
-                batch = _parse(records, part, place, keys, skip_errors)
-            yield batch
+            yield _parse(records, part, place, keys, skip_errors, room)
         state.check_unchanged(number)
 
 
-def look_at_first(inputs: Sequence[Part], keys: Sequence[str]) -> None:
+def look_at_first(inputs: Sequence[Part], keys: Sequence[str], room: Room) -> None:
     """Raises DataError where the first document of an input cannot be used, hours before its turn. Looks at
-    as many as LOOKING_SECONDS allow, first those whose names do not say what they hold, a README say.
+    as many as LOOKING_SECONDS allow, first those whose names do not say what they hold, a README say. Raises
+    MemoryError.
     """
     end = time.monotonic() + LOOKING_SECONDS
     seen = [part for part in inputs if part.format in ("json", "parquet") and not read_once(part.path)]
     for part in sorted(seen, key=lambda part: says_format(part.path)):
         for records in read_records(part, keys, LOOKED_AT_BYTES, most_records=1):
-            _parse(records, part, Place(), keys, skip_errors=False)
+            _parse(records, part, Place(), keys, False, room)
             break
         if time.monotonic() > end:
             return
 
 
-def _parse(records: Records, part: Part, place: Place, keys: Sequence[str], skip_errors: bool) -> TextBatch:
-    """The documents of `records`."""
+def _parse(
+    records: Records, part: Part, place: Place, keys: Sequence[str], skip_errors: bool, room: Room
+) -> TextBatch:
+    """The documents of `records`. Raises MemoryError."""
     numbers = range(records.number - len(records.contents) + 1, records.number + 1)
     ones = [1] * len(numbers)
-    strings = parse_strings(records.contents, keys) if isinstance(records.contents, Lines) else None
-    if strings is not None:
-        return TextBatch(part, place, records.size, list(numbers), strings, [ones] * len(keys), [])
+    if isinstance(records.contents, Lines):
+        with room.taken(STRINGS_BYTES * records.size, up_to(part, place), "cut long lines"):
+            strings = parse_strings(records.contents, keys)
+        if strings is not None:
+            return TextBatch(part, place, records.size, list(numbers), strings, [ones] * len(keys), [])
     batch = TextBatch(part, place, records.size, [], [[] for _ in keys], [[] for _ in keys], [])
-    for number, content in zip(numbers, records.contents, strict=True):
-        try:
-            document = parse_document(content, part.format, keys)
-        except DataError as error:
-            batch.refuse(number, error, skip_errors)
-            continue
-        batch.numbers.append(number)
-        for texts, counts, found in zip(batch.texts, batch.counts, document, strict=True):
-            texts.extend(found)
-            counts.append(len(found))
+    with room.taken(PARSED_BYTES * records.size, up_to(part, place), "cut long lines"):
+        for number, content in zip(numbers, records.contents, strict=True):
+            try:
+                document = parse_document(content, part.format, keys, first=number == 1)
+            except DataError as error:
+                batch.refuse(number, error, skip_errors)
+                continue
+            batch.numbers.append(number)
+            for texts, counts, found in zip(batch.texts, batch.counts, document, strict=True):
+                texts.extend(found)
+                counts.append(len(found))
     return batch
 
 

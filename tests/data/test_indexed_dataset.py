@@ -336,6 +336,50 @@ def test_a_writer_on_another_node_loses_its_names(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out.bin", "out.idx"]
 
 
+TAKEN = r"""
+#include <dlfcn.h>
+#include <stdio.h>
+#include <string.h>
+
+int rename(const char *from, const char *to) { // of which another node has replaced `from` a moment ago
+    using Rename = int (*)(const char *, const char *);
+    const Rename system = (Rename)dlsym(RTLD_NEXT, "rename");
+    const bool wanted = strlen(to) > 4 && strcmp(to + strlen(to) - 4, SUFFIX) == 0;
+    return wanted && system("anothers", from) != 0 ? -1 : system(from, to);
+}
+"""
+PUBLISHED = """
+import numpy as np
+from megalite.data.indexed_dataset import DatasetWriter
+
+with DatasetWriter("out", "int32", sync=False) as writer:
+    writer.add(np.array([1, 2]), np.array([2], dtype=np.int32))
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="puts a function before that of the C library")
+@pytest.mark.parametrize("suffix", [".bin", ".idx"])
+def test_a_file_that_another_node_takes_in_the_last_moment_is_noticed(tmp_path: Path, suffix: str) -> None:
+    """Behind the last look at its name, where locks are those of one node."""
+    library = tmp_path / "taken.so"
+    build = ["c++", "-x", "c++", "-shared", "-fPIC", f'-DSUFFIX="{suffix}"', "-", "-o", str(library), "-ldl"]
+    subprocess.run(build, input=TAKEN, text=True, check=True)
+    for preloaded, expected in ((False, ""), (True, f"out{suffix}: another run has begun to write this")):
+        (tmp_path / "anothers").touch()
+        environment = {**os.environ, **({"LD_PRELOAD": str(library)} if preloaded else {})}
+        ended = subprocess.run(
+            [sys.executable, "-c", PUBLISHED],
+            cwd=tmp_path,
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert (ended.returncode != 0) == preloaded
+        assert expected in ended.stderr
+        assert (tmp_path / f"out{suffix}").exists() != preloaded
+
+
 @pytest.mark.usefixtures("no_locks")
 def test_without_locks_a_writer_that_stalled_does_not_take_the_files_of_another(tmp_path: Path) -> None:
     """Behind the last look at its names, as where a disk takes long to write the description."""

@@ -28,6 +28,8 @@ from megalite.data.inputs import Part, check_apart, corpus_hash, find_inputs, ta
 from megalite.data.merge import merge
 from megalite.data.preprocess import PreprocessPlan, preprocess
 from megalite.data.resume import NotContinued, Place, RunState
+from megalite.data.shortage import Room
+from megalite.data.temporary_names import temporary_name
 from megalite.data.tokenizer.byte_level import ByteLevelTokenizer
 from tests.data.corpora import command, lines, run, write_dataset
 from tests.data.unprivileged import LINUX, drop
@@ -281,7 +283,24 @@ def test_hidden_files_and_backup_copies_are_left_out(tmp_path: Path) -> None:
     found = find_inputs([str(tmp_path)], warn=told.append)
     assert [part.path for part in found] == [f"{tmp_path}/a.jsonl", f"{tmp_path}/b/c.jsonl"]
     names = ", ".join(f"{tmp_path}/{name}" for name in (".git", "a.jsonl~", ".DS_Store", "b/.a.jsonl.tmp"))
-    assert sorted(told[0].split()) == sorted(f"left out, as hidden or a backup copy: {names}".split())
+    expected = f"left out, as hidden, a backup copy or no data: {names}"
+    assert sorted(told[0].split()) == sorted(expected.split())
+
+
+@pytest.mark.parametrize("pattern", ["", "/*", "/**", "/**/*"])
+def test_what_spark_and_dask_leave_beside_their_data_is_left_out(tmp_path: Path, pattern: str) -> None:
+    """A part of a job that failed would be read twice, and what is no Parquet ends the run."""
+    unread = ("_temporary/0/task_7/part-0.json", "_delta_log/0.json", "_metadata", "_common_metadata")
+    for name in ("part-0.json", "_posts/x.json", "_metadata.json", "_SUCCESS", *unread):
+        (tmp_path / name).parent.mkdir(exist_ok=True, parents=True)
+        (tmp_path / name).touch()
+    told: list[str] = []
+    found = find_inputs([f"{tmp_path}{pattern}"], warn=told.append)
+    assert sorted(Path(part.path).name for part in found) == ["_metadata.json", "part-0.json", "x.json"]
+    assert len(told) == 1
+    assert "no data: " in told[0]
+    named = find_inputs([str(tmp_path / "_temporary/*/*/*.json"), str(tmp_path / "_delta_log")])
+    assert len(named) == 2
 
 
 def test_a_copy_that_a_killed_resume_left_is_no_input(tmp_path: Path) -> None:
@@ -291,6 +310,17 @@ def test_a_copy_that_a_killed_resume_left_is_no_input(tmp_path: Path) -> None:
         (tmp_path / f"corpus{name}").touch()
     found = find_inputs([str(tmp_path / "*")], output_prefix=str(tmp_path / "corpus"))
     assert [Path(part.path).name for part in found] == ["corpus.jsonl", "corpus_text_document.binary.partial"]
+
+
+@pytest.mark.parametrize("beginning", ["corpus", "c" * 100])
+def test_a_copy_with_a_shortened_name_is_no_input(tmp_path: Path, beginning: str) -> None:
+    own = temporary_name(tmp_path / f"{beginning}_part00003of00010_{'k' * 100}_document.bin.partial")
+    others = temporary_name(tmp_path / f"other{'k' * 130}_document.bin.partial")
+    (tmp_path / "below").mkdir()
+    for path in (own, others, tmp_path / "below" / own.name):
+        path.touch()
+    found = find_inputs([str(tmp_path)], output_prefix=str(tmp_path / beginning))
+    assert [part.path for part in found] == [str(tmp_path / "below" / own.name), str(others)]
 
 
 @pytest.mark.parametrize("pattern", ["", "*", "**", "corpus*"])
@@ -481,16 +511,16 @@ def test_a_stray_file_is_told_before_the_work(
     monkeypatch.setattr(text_batches, "LOOKING_SECONDS", -1.0)
     told = pytest.raises(DataError, match=message) if name.endswith(".md") else contextlib.nullcontext()
     with told:
-        text_batches.look_at_first(find_inputs([str(folder)]), ["text"])
+        text_batches.look_at_first(find_inputs([str(folder)]), ["text"], Room())
 
 
 def test_only_the_beginnings_of_files_are_looked_at_first(tmp_path: Path) -> None:
     """A share begins inside a line; what --on-error skip leaves out is listed; pipes are read once."""
     path = lines(tmp_path / "in.jsonl", ["a" * 50, "b", "c"])
     (share,) = take_partition(find_inputs([path]), 1, 2)
-    text_batches.look_at_first([share], ["text"])
+    text_batches.look_at_first([share], ["text"], Room())
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
-    text_batches.look_at_first(find_inputs([str(pipe)]), ["text"])
+    text_batches.look_at_first(find_inputs([str(pipe)]), ["text"], Room())
     run(find_inputs([lines(tmp_path / "bad.jsonl", [5, "a"])]), tmp_path / "out", skip_errors=True)
     assert open_dataset(str(tmp_path / "out_text_document")).tokens == 1

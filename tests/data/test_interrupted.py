@@ -166,6 +166,13 @@ def test_what_was_left_out_is_not_gone_on_from_without_leave(
     assert "is not continued, as it left out 1 documents, as --on-error skip does" in told[0]
 
 
+def test_a_kill_while_progress_is_written_leaves_nothing_for_good(tmp_path: Path) -> None:
+    (tmp_path / "out_text_document.progress.json.partial").write_text("{")
+    preprocess(plan(lines(tmp_path / "in.jsonl"), tmp_path / "out"), ByteLevelTokenizer())
+    assert [*tmp_path.glob("out*")] != []
+    assert [*tmp_path.glob("out*.partial")] == []
+
+
 def test_a_run_with_a_long_name_is_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As long as names can be; who continues it puts more behind them for a moment."""
     every_batch_is_kept(monkeypatch)

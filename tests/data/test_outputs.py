@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import re
@@ -88,6 +89,18 @@ def test_two_processes_do_not_write_one_dataset(tmp_path: Path) -> None:
     assert open_dataset(prefix).stream().tolist() == [1, 2]
     assert command("merge_datasets", "--input", source, "--output-prefix", prefix).returncode == 0
     assert open_dataset(prefix).tokens == 7
+
+
+def test_a_run_that_publishes_keeps_what_it_has_no_lock_for_any_more(tmp_path: Path) -> None:
+    """It closes tokens and index before it gives them their names."""
+    files = [tmp_path / f"out.{suffix}.partial" for suffix in ("boundaries", "bin", "idx")]
+    for file in files:
+        file.write_bytes(b"complete")
+    with files[0].open("r+b") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        with pytest.raises(DataError, match=r"boundaries\.partial: another process is writing this output"):
+            DatasetWriter(str(tmp_path / "out"), "uint16")
+    assert [file.read_bytes() for file in files] == [b"complete"] * 3
 
 
 def test_files_that_several_write_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,6 +20,7 @@ from megalite.data.errors import DataError
 from megalite.data.indexed_dataset import open_dataset
 from megalite.data.inputs import find_inputs
 from megalite.data.preprocess import PreprocessPlan, preprocess
+from megalite.data.tokenizer.byte_level import ByteLevelTokenizer
 from megalite.data.tokenizer.null import NullTokenizer
 
 EOD = 99
@@ -169,6 +170,22 @@ def test_another_format_is_named(tmp_path: Path, content: bytes, what: str) -> N
         with pytest.raises(DataError, match=rf"{name}:1: no.*; it is {what}") as error:
             run(tmp_path, [str(tmp_path / name)])
         assert "--on-error skip" not in str(error.value), "nothing of the file would be left"
+
+
+def test_text_that_shows_a_pointer_of_git_lfs_is_text(tmp_path: Path) -> None:
+    pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 9\n"
+    (tmp_path / "in.txt").write_text(f"A pointer:\n\n{pointer}\nIt ends.\n")
+    (tmp_path / "long.txt").write_text(pointer + "Such is a pointer. " * 100)
+    for path, kind, documents in (("in.txt", "paragraphs", 3), ("long.txt", "text", 1)):
+        prefix = f"{tmp_path}/{path}.out"
+        parts = find_inputs([str(tmp_path / path)], text_format=kind)
+        preprocess(PreprocessPlan(parts, prefix), ByteLevelTokenizer())
+        assert open_dataset(f"{prefix}_text_document").documents == documents
+    (tmp_path / "in.txt").write_text(pointer)
+    for kind in ("text", "paragraphs"):
+        parts = find_inputs([str(tmp_path / "in.txt")], text_format=kind)
+        with pytest.raises(DataError, match=r"in\.txt:1: no text; it is a pointer of Git LFS"):
+            preprocess(PreprocessPlan(parts, str(tmp_path / "out")), ByteLevelTokenizer())
 
 
 def test_what_only_pythons_json_takes_is_taken(tmp_path: Path) -> None:

@@ -12,19 +12,23 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+import tracemalloc
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias, cast
 
+import orjson
 import pytest
 
 from megalite.data import shortage
 from megalite.data.errors import DataError
 from megalite.data.indexed_dataset import open_dataset
+from megalite.data.inputs import find_inputs
 from megalite.data.read_ahead import Steps, ThreadReader
 from megalite.data.sample_corpus import train_tokenizer
 from megalite.data.shortage import Room
+from megalite.data.text_batches import PARSED_BYTES, STRINGS_BYTES, look_at_first
 from megalite.data.tokenizer import base
 from megalite.data.tokenizer.byte_level import ByteLevelTokenizer
 from tests.data.corpora import TOOLS, write_dataset
@@ -173,6 +177,40 @@ def test_a_line_that_there_is_no_memory_to_parse(tmp_path: Path) -> None:
     line = one_line(command(lambda: little_memory(700 << 20), "preprocess_data", *work))
     message = "in.jsonl: up to record 1: out of memory: 768 MiB more may be needed than the process may have "
     assert line.endswith(message + "(ulimit -v); cut long lines; the same command starts anew")
+
+
+@pytest.mark.parametrize(
+    "value",
+    ["[]", "[1,2]", '{"a":1}', '"ab"', '"\u0451"', '"x\U0001f600"', "1.5", "[" * 99 + "]" * 99, '{"":{}}'],
+)
+def test_json_takes_no_more_memory_than_is_reckoned(value: str) -> None:
+    line = f"[{','.join([value] * 100_000)}]".encode()
+    tracemalloc.start()
+    try:
+        orjson.loads(line)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert len(line) < peak <= PARSED_BYTES * len(line)
+
+
+@pytest.mark.parametrize(("text", "each"), [("a", [STRINGS_BYTES]), (["a"], [STRINGS_BYTES, PARSED_BYTES])])
+def test_memory_is_there_for_lines_before_they_are_parsed(
+    tmp_path: Path, text: object, each: list[int]
+) -> None:
+    """Where they are looked at first, too."""
+
+    class Noting(Room):
+        @contextlib.contextmanager
+        def taken(self, size: int, what: str, instead: str) -> Iterator[None]:
+            sizes.append(size)
+            yield
+
+    sizes: list[int] = []
+    path = tmp_path / "in.jsonl"
+    path.write_text(json.dumps({"text": text}) + "\n")
+    look_at_first(find_inputs([str(path)]), ["text"], Noting())
+    assert sizes == [size * path.stat().st_size for size in each]
 
 
 def test_threads_wait_for_the_memory_of_others(monkeypatch: pytest.MonkeyPatch) -> None:

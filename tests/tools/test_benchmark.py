@@ -87,3 +87,6 @@ def test_a_corpus_that_not_every_engine_takes_is_a_message(
     assert (
         f"{tmp_path}/in.jsonl:2: expected a JSON object, without NaN, with a text" in capsys.readouterr().err
     )
+    (tmp_path / "in.jsonl").write_text("")
+    assert benchmark.main() == 1
+    assert f"{tmp_path}/in.jsonl: holds no text" in capsys.readouterr().err

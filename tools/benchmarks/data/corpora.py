@@ -31,7 +31,11 @@ def write_lengths(prefix: Path, documents: int, mean: int) -> str:
 
 
 def check_texts(corpus: Path) -> None:
-    """Raises DataError where a line is none that every engine is measured on, an object with one text."""
+    """Raises DataError where a line is none that every engine is measured on, an object with one text, and
+    where there is none.
+    """
+    if not corpus.stat().st_size:
+        raise DataError(f"{corpus}: holds no text")
     with corpus.open("rb") as file:
         for number, line in enumerate(file, 1):
             try:
