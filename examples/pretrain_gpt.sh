@@ -175,7 +175,9 @@ if [[ -z $signals && $(trap -p HUP) == "trap -- '' "* ]]; then
 fi
 [[ -z $node_rank ]] || torchrun+=("--node-rank=$node_rank")
 
-run="$without_here; sys.argv[0] = 'torchrun'; from torch.distributed.run import main; main()"
+# Who ignores SIGCHLD leaves that to its children, of whose own Python then takes every end for a success.
+children="import signal; signal.signal(signal.SIGCHLD, signal.SIG_DFL)"
+run="$without_here; $children; sys.argv[0] = 'torchrun'; from torch.distributed.run import main; main()"
 command=("$PYTHON" -c "$run" "${torchrun[@]}" "$script" ${training[@]+"${training[@]}"})
 if [[ -n $dry_run ]]; then
     printf "%q " "${command[@]}"

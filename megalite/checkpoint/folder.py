@@ -9,13 +9,14 @@ latest_checkpointed_iteration.txt      100; written last, as Megatron does
 
 from __future__ import annotations
 
-import errno
 import logging
 import os
 import re
 import shutil
 import uuid
 from pathlib import Path
+
+from megalite.durable import sync_folder, write_durably
 
 TRACKER = "latest_checkpointed_iteration.txt"
 PUBLISHED = re.compile(r"iter_(\d{7,})")
@@ -133,23 +134,3 @@ def read_tracker(directory: Path) -> int | None:
     except (OSError, UnicodeDecodeError):
         return None
     return int(text) if text.isascii() and text.isdigit() else None
-
-
-def write_durably(path: Path, text: str) -> None:
-    """Write a text file and wait until it is on the disk."""
-    with path.open("w", encoding="utf-8") as stream:
-        stream.write(text)
-        stream.flush()
-        os.fsync(stream.fileno())
-
-
-def sync_folder(path: Path) -> None:
-    """Wait until the names in a folder are on the disk, where the file system does that for folders."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    except OSError as error:
-        if error.errno not in (errno.EINVAL, errno.EBADF, errno.ENOTSUP):
-            raise
-    finally:
-        os.close(descriptor)

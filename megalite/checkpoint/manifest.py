@@ -14,8 +14,9 @@ import torch
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 
 from megalite.checkpoint.errors import CheckpointCorruptError, describe
-from megalite.checkpoint.folder import folder_of, published_iterations, write_durably
+from megalite.checkpoint.folder import folder_of, published_iterations
 from megalite.checkpoint.metadata import METADATA
+from megalite.durable import write_durably
 
 MANIFEST = "manifest.json"
 STATE = "state.json"

@@ -17,10 +17,11 @@ from megalite.checkpoint.block import Block
 from megalite.checkpoint.branch import comes_after
 from megalite.checkpoint.collective import gathered_errors, is_first_rank, listed_on_every_rank, on_first_rank
 from megalite.checkpoint.errors import CheckpointError
-from megalite.checkpoint.folder import create_temporary, publish, write_durably
+from megalite.checkpoint.folder import create_temporary, publish
 from megalite.checkpoint.manifest import STATE, encode_state, write_manifest
 from megalite.checkpoint.save_planner import BlockSavePlanner
 from megalite.checkpoint.storage import BlockWriter
+from megalite.durable import write_durably
 
 
 def save(

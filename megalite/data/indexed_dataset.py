@@ -18,8 +18,9 @@ from typing import NamedTuple
 import numpy as np
 
 from megalite._C import IndexedDataset, IndexedWriter
-from megalite.data.errors import DataError, check_prefix, is_file
+from megalite.data.errors import DataError, check_prefix, is_file, writing
 from megalite.data.take_over import take_over
+from megalite.durable import sync_folder
 from megalite.listing import listing
 
 # Megatron writes uint16 only below this vocabulary size, though ids up to 65,535 fit.
@@ -178,6 +179,9 @@ class DatasetWriter:
         self.complete()
         self._writer.publish(described)
         self._published = True
+        if self.sync:
+            with writing(self.prefix):
+                sync_folder(Path(self.prefix).parent)
 
     def __enter__(self) -> DatasetWriter:
         return self

@@ -336,6 +336,24 @@ def test_a_writer_on_another_node_loses_its_names(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out.bin", "out.idx"]
 
 
+def test_the_names_of_a_dataset_are_on_the_disk_when_its_writer_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A power cut would take them back, when what it was made from may be gone."""
+    synced: list[list[str]] = []
+    fsync = os.fsync
+
+    def noted(descriptor: int) -> None:
+        fsync(descriptor)
+        if os.path.samestat(os.fstat(descriptor), tmp_path.stat()):
+            synced.append(sorted(os.listdir(tmp_path)))
+
+    monkeypatch.setattr(os, "fsync", noted)
+    with DatasetWriter(str(tmp_path / "out"), "int32") as writer:
+        writer.add(np.array([1, 2]), np.array([2], dtype=np.int32))
+    assert synced == [["out.bin", "out.idx"]]
+
+
 TAKEN = r"""
 #include <dlfcn.h>
 #include <stdio.h>

@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.data.corpora import write_dataset
+
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / "examples" / "pretrain_gpt.sh"
 LAUNCHERS = ("SLURM_", "PET_", "MASTER_", "RANK", "WORLD_SIZE", "LOCAL_RANK", "OMP_")
@@ -226,6 +228,32 @@ def test_what_lies_in_the_folder_of_the_command_is_not_imported(tmp_path: Path) 
     )
     assert done.returncode == 0, done.stderr
     assert not (tmp_path / "run").exists()
+
+
+def test_a_rank_that_fails_is_told_also_where_children_are_ignored(tmp_path: Path) -> None:
+    """As Perl's `$SIG{CHLD} = "IGNORE"` and daemons have it, and leave it to what they start."""
+    data = write_dataset(tmp_path / "d", [9] * 40, 1000)
+    flags = [
+        "--data-path",
+        data,
+        "--tokenizer-type",
+        "NullTokenizer",
+        "--vocab-size",
+        "31",
+        "--eval-iters",
+        "0",
+    ]
+    done = subprocess.run(
+        ["bash", str(SCRIPT), *flags, "--nproc-per-node=1", "--train-iters", "9", "--eval-iters", "0"],
+        env=environment(),
+        cwd=tmp_path,
+        preexec_fn=lambda: signal.signal(signal.SIGCHLD, signal.SIG_IGN),
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert "but the model's vocabulary is the 31 ids from 0" in done.stderr
+    assert done.returncode != 0
 
 
 @pytest.mark.parametrize(("hangup", "ignored"), [(signal.SIG_DFL, False), (signal.SIG_IGN, True)])
