@@ -193,20 +193,23 @@ def furthest(*places: Iterable[DatasetPlace]) -> tuple[DatasetPlace, ...]:
 
 
 def moved(read: Iterable[DatasetPlace], now: Iterable[DatasetPlace]) -> dict[str, str]:
-    """Absolute prefixes in `read` whose datasets are among `now` under others, read at least as far, with
-    those: where each job copies the data into a folder of its own, they would be more with every job.
+    """Absolute prefixes in `read` all of whose datasets, one after the other, are among `now` under others,
+    read at least as far, with those: where each job copies the data into a folder of its own, they would be
+    more with every job.
     """
     names: set[str] = set()
     here: dict[tuple[str, str], DatasetPlace] = {}
     for place in now:
         names.add(normal(place.prefix))
         _keep_furthest(here, (last_name(place.prefix), place.identity), place)
-    found = {}
+    found: dict[str, str] = {}
     for place in read:
         name, present = normal(place.prefix), here.get((last_name(place.prefix), place.identity))
-        if present is not None and name not in names and place.place <= present.place:
+        if present is not None and place.place <= present.place:
             found[name] = normal(present.prefix)
-    return found
+        else:
+            names.add(name)
+    return {name: now_at for name, now_at in found.items() if name not in names}
 
 
 class ReadBefore:

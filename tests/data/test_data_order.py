@@ -291,6 +291,27 @@ def test_what_was_read_further_or_lies_there_still_has_not_moved() -> None:
     behind, other = DatasetPlace("/y/a", "1", (), 4), DatasetPlace("/y/a", "2", (), 9)
     assert moved([old], [new]) == {"/x/a": "/y/a"}
     assert moved([old], [old, new]) == moved([old], [behind]) == moved([old], [other]) == {}
+    replaced, again = DatasetPlace("/x/a", "2", (), 7), DatasetPlace("/z/a", "2", (), 7)
+    assert moved([old, replaced], [new]) == moved([replaced, old], [new]) == {}
+    assert moved([old, replaced], [new, again]).keys() == {"/x/a"}
+
+
+def test_what_took_the_place_of_a_dataset_goes_on_when_that_was_read_elsewhere(tmp_path: Path) -> None:
+    """A fixed path holds a release, then the next one; the first is read again where it is kept."""
+    run, path = Run(tmp_path), tmp_path / "corpus"
+    (tmp_path / "old").mkdir()
+    numbered_dataset(path, 40, 20)
+    run.draw(10, 80, str(path))
+    for suffix in (".bin", ".idx"):
+        path.with_suffix(suffix).rename(tmp_path / "old" / f"corpus{suffix}")
+    numbered_dataset(path, 40, 20, first=1000)
+    run.draw(10, 80, str(path))
+    run.draw(10, 80, str(tmp_path / "old" / "corpus"))
+    run.draw(10, 80, str(path))
+    assert run.lines[1:] == (f"{path} goes on at its sample 10",)
+    for low in (0, 1000):
+        tokens = run.of(low, low + 1000)
+        assert len(set(tokens)) == len(tokens) == 20 * SEQ
 
 
 def test_of_very_many_datasets_those_are_told_that_a_reader_must_know(tmp_path: Path) -> None:
