@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
 from megalite.config.blend import Blend
 from megalite.data.blended_dataset import BlendedDataset
@@ -37,26 +38,39 @@ class DataOrder:
     """As it would be saved at the beginning of the last stretch."""
     lines: tuple[str, ...] = ()
     """What a reader of the log should know."""
+    _names: Mapping[str, str] = field(init=False)
+    """Absolute prefixes by those given: the working folder may have another name later, or none."""
+
+    def __post_init__(self) -> None:
+        names = {place.prefix: normal(place.prefix) for place in self.source.places(0)}
+        object.__setattr__(self, "_names", names)
 
     def record(self, consumed_samples: int) -> OrderRecord:
         """What a checkpoint keeps after `consumed_samples` of the run."""
-        now = self.source.places(consumed_samples)
         last = self.before.stretches[-1]
         if isinstance(self.source, ContinuedBlend):
             last = self.source.stretch
+        last = last.moved_to([self._names[place.prefix] for place in last.datasets])
         left = self.moved(consumed_samples)
         return replace(
             self.before,
             consumed_samples=consumed_samples,
-            stretches=(*self.before.stretches[:-1], last.absolute()),
-            read=furthest((place for place in self.before.read if normal(place.prefix) not in left), now),
+            stretches=(*self.before.stretches[:-1], last),
+            read=furthest(
+                (place for place in self.before.read if normal(place.prefix) not in left),
+                self._places(consumed_samples),
+            ),
         )
 
     def moved(self, consumed_samples: int) -> dict[str, str]:
         """The new places of datasets that lay elsewhere when they were read, by the old ones, as absolute
         prefixes, after that many samples of the run.
         """
-        return moved(self.before.read, self.source.places(consumed_samples))
+        return moved(self.before.read, self._places(consumed_samples))
+
+    def _places(self, consumed_samples: int) -> list[DatasetPlace]:
+        places = self.source.places(consumed_samples)
+        return [replace(place, prefix=self._names[place.prefix]) for place in places]
 
 
 def order_samples(

@@ -69,10 +69,6 @@ class Stretch:
         names = [last_name(place.prefix) for place in self.datasets]
         return hashlib.sha256(repr(self.moved_to(names)).encode("utf-8", "surrogatepass")).hexdigest()
 
-    def absolute(self) -> Stretch:
-        """The same for whoever reads of it in another working folder."""
-        return self.moved_to([normal(place.prefix) for place in self.datasets])
-
     def moved_to(self, prefixes: Sequence[str]) -> Stretch:
         """The same with its datasets under `prefixes`."""
         places = zip(self.datasets, prefixes, strict=True)

@@ -20,6 +20,7 @@ class Drawn:
         """`before`: the counts of the checkpoint at `consumed_samples`; None when it has none."""
         self._source = dataset.samples
         self._order = dataset.order
+        self._names = {prefix: normal(prefix) for prefix in self._source.consumed(0)}
         self._start = self._consumed(consumed_samples)
         moved = {} if self._order is None else self._order.moved(consumed_samples)
         self._before: dict[str, int] = {}
@@ -31,7 +32,7 @@ class Drawn:
         """How many of the first `samples` came from each dataset since the last start."""
         counts: dict[str, int] = {}
         for prefix, count in self._source.consumed(samples).items():
-            counts[normal(prefix)] = counts.get(normal(prefix), 0) + count
+            counts[self._names[prefix]] = counts.get(self._names[prefix], 0) + count
         return counts
 
     def after(self, consumed_samples: int) -> dict[str, int]:

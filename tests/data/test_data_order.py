@@ -22,6 +22,7 @@ from megalite.data.gpt_dataset import Piece
 from megalite.data.loader import StepLoader
 from megalite.data.source_builder import SourceBuilder
 from megalite.data.stretches import DatasetPlace, OrderRecord, ReadBefore, moved
+from megalite.training.drawn import Drawn
 from tests.data.corpora import Words, data_config, numbered_dataset, write_dataset
 
 SEQ = 8
@@ -276,6 +277,26 @@ def test_relative_paths_are_those_of_the_folder_they_were_given_in(
     assert [history.pieces(sample)[0].document for sample in range(20)] == [
         pieces[0].document for pieces in run.pieces[:20]
     ]
+
+
+@pytest.mark.parametrize("resumed", [False, True])
+def test_a_working_folder_that_goes_away_does_not_matter(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, resumed: bool
+) -> None:
+    """Training goes on, as its files are open; what it saves must not fail, nor have other names."""
+    pair(tmp_path)
+    folder, run = tmp_path / "job", Run(tmp_path)
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    if resumed:
+        run.draw(10, 80, "1", "../a", "2", "../b")
+    dataset, order = run.open(80, "1", "../a", "1", "../b")
+    drawn = Drawn(dataset, run.consumed, None)
+    folder.rmdir()
+    for place in order.record(30).read:
+        assert place.prefix in (f"{tmp_path}/a", f"{tmp_path}/b")
+    assert drawn.after(30).keys() == {f"{tmp_path}/a", f"{tmp_path}/b"}
+    assert drawn.order(30) == order.record(30).to_json()
 
 
 def test_of_two_spellings_of_a_path_that_counts_which_was_read_furthest() -> None:
