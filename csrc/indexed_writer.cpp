@@ -94,6 +94,8 @@ bool OutputFile::has_its_name() const {
     return own.st_ino == named.st_ino && own.st_dev == named.st_dev;
 }
 
+bool OutputFile::is_replaced() const { return !has_its_name() && (errno == 0 || errno == ENOENT); }
+
 void OutputFile::check_name() const {
     if (has_its_name()) return;
     const std::string reason = errno == 0 || errno == ENOENT ? "" : std::string(" (") + std::strerror(errno) + ")";
@@ -101,21 +103,11 @@ void OutputFile::check_name() const {
 }
 
 void OutputFile::close() {
-    if (descriptor_ >= 0) ::fstat(descriptor_, &closed_);
     if (descriptor_ >= 0 && ::close(descriptor_) != 0) {
         descriptor_ = -1;
         fail<WriteError>(path_, ": cannot be closed: ", std::strerror(errno));
     }
     descriptor_ = -1;
-}
-
-void OutputFile::rename(const std::string &name) {
-    struct stat named;
-    if (std::rename(path_.c_str(), name.c_str()) != 0 || ::stat(name.c_str(), &named) != 0)
-        fail(name, ": cannot be given its final name: ", std::strerror(errno));
-    if (named.st_ino == closed_.st_ino && named.st_dev == closed_.st_dev) return;
-    std::remove(name.c_str()); // not whole: whoever writes it will miss its temporary name
-    fail(name, ": another run has begun to write this output; give the same command again");
 }
 
 namespace {
@@ -215,6 +207,12 @@ void IndexedWriter::complete(bool sync) {
     complete_ = true;
 }
 
+void IndexedWriter::name(const std::string &suffix) const {
+    const std::string path = prefix_ + suffix;
+    if (std::rename(partial(path).c_str(), path.c_str()) != 0)
+        fail(path, ": cannot be given its final name: ", std::strerror(errno));
+}
+
 void IndexedWriter::publish(bool described) {
     if (!complete_) fail(prefix_, ": published before it is complete");
     check_names(); // without file locks another run may have written since what this one would take away
@@ -224,10 +222,12 @@ void IndexedWriter::publish(bool described) {
     bin_.close();
     idx_.close();
     std::remove((prefix_ + ".idx").c_str()); // or a kill in between would leave an earlier index beside the new tokens
-    bin_.rename(prefix_ + ".bin");
-    if (described && std::rename(partial(description).c_str(), description.c_str()) != 0)
-        fail(description, ": cannot be given its final name: ", std::strerror(errno));
-    idx_.rename(prefix_ + ".idx"); // the last: without it there is no dataset
+    name(".bin");
+    if (described) name(".json");
+    name(".idx"); // the last: without it there is no dataset
+    // Without common locks another run may have begun meanwhile, and these be its own: they stay, as they may be whole. It takes
+    // the boundaries' name first, and that file is open: others may have another number under each name, as on gcsfuse.
+    if (boundaries_.is_replaced()) boundaries_.check_name();
     std::remove(boundaries_.path().c_str());
     boundaries_.close(); // it was opened first, so that until here its lock kept others from all three
 }

@@ -5,7 +5,6 @@
 #include <cstdint>
 #include <cstdio>
 #include <string>
-#include <sys/stat.h>
 #include <vector>
 
 #include "data_error.h"
@@ -33,9 +32,8 @@ class OutputFile {
     void write_at(uint64_t position, const void *data, uint64_t bytes); // after a flush
     void read_at(uint64_t position, void *data, uint64_t bytes) const;  // of what was flushed
     void check_name() const; // throws when its name is no longer this file's
+    bool is_replaced() const; // as check_name(), but false where the file system cannot tell
     void close();
-    // Gives the closed file its final name. Throws when that is another's then, who has taken its own just before.
-    void rename(const std::string &name);
     const std::string &path() const { return path_; }
 
     static constexpr uint64_t kCapacity = 1 << 20;
@@ -46,7 +44,6 @@ class OutputFile {
 
     std::string path_;
     int descriptor_ = -1;
-    struct stat closed_ = {}; // what it was
     std::vector<uint8_t> buffer_;
     uint64_t used_ = 0;
     bool checksummed_ = false;
@@ -93,6 +90,7 @@ class IndexedWriter {
     }
 
     void check_names() const;
+    void name(const std::string &suffix) const; // gives one file its final name
 
     std::string prefix_;
     const TokenType &type_;

@@ -159,8 +159,12 @@ def _place(content: Mapping[str, Any]) -> DatasetPlace:
 
 
 def normal(prefix: str) -> str:
-    """One spelling for `./corpus`, `corpus` and `/data/corpus`."""
-    return os.path.abspath(prefix)
+    """One spelling for `./corpus`, `corpus`, `/data/corpus` and `//data/corpus`."""
+    folder, name = os.path.split(prefix)
+    if os.pardir in folder.split(os.sep):  # which leads out of the folder to which a link leads
+        folder = os.path.realpath(folder)
+    path = os.path.abspath(os.path.join(folder, name))
+    return path[1:] if path.startswith("//") else path
 
 
 def last_name(prefix: str) -> str:

@@ -31,36 +31,21 @@ def validate(
     progress: Progress,
     reporter: Reporter,
     leave: Callable[[], bool],
-) -> None:
+) -> Progress:
     """Evaluate on the next validation samples; each evaluation reads others while there are any.
 
     `leave`: asked between its batches whether to give it up, the same on every rank.
     """
-    if datasets.valid is None or trainer.config.evaluation.eval_iters == 0:
-        return
-    loss = _evaluate(trainer, datasets.valid, _first_sample(trainer, datasets.valid, progress), leave)
-    reporter.validation(progress.iteration, "valid_loss", f"iteration {progress.iteration}", loss)
-
-
-def after_validation(trainer: Trainer, datasets: Splits, progress: Progress) -> Progress:
-    """What `validate` leads to."""
-    if datasets.valid is None or trainer.config.evaluation.eval_iters == 0:
+    config = trainer.config
+    if datasets.valid is None or config.evaluation.eval_iters == 0:
         return progress
-    consumed = _first_sample(trainer, datasets.valid, progress) + _samples_read(trainer)
-    return replace(progress, consumed_valid_samples=consumed)
-
-
-def _first_sample(trainer: Trainer, valid: Dataset, progress: Progress) -> int:
-    """Of the next validation. From the beginning where a run is resumed with evaluations that are larger, or
-    were more frequent.
-    """
+    read = config.evaluation.eval_iters * _batch_size(trainer)
     start = progress.consumed_valid_samples
-    return start if start + _samples_read(trainer) <= len(valid) else 0
-
-
-def _samples_read(trainer: Trainer) -> int:
-    """In one validation."""
-    return trainer.config.evaluation.eval_iters * _batch_size(trainer)
+    if start + read > len(datasets.valid):  # resumed with evaluations that are larger, or were more frequent
+        start = 0
+    loss = _evaluate(trainer, datasets.valid, start, leave)
+    reporter.validation(progress.iteration, "valid_loss", f"iteration {progress.iteration}", loss)
+    return replace(progress, consumed_valid_samples=start + read)
 
 
 def evaluate_at_the_end(

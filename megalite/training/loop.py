@@ -15,7 +15,7 @@ from megalite.parallel.topology import Topology, with_traffic
 from megalite.parallel.traffic import TimedTraffic
 from megalite.training.drawn import Drawn, drawn_lines
 from megalite.training.errors import TrainingError
-from megalite.training.evaluation import after_validation, evaluate_at_the_end, validate
+from megalite.training.evaluation import evaluate_at_the_end, validate
 from megalite.training.memory.account import buffer_bytes
 from megalite.training.memory.plan import plan_memory
 from megalite.training.memory.report import measured_step, plan_lines
@@ -135,16 +135,13 @@ def train(
                 check_replicas(trainer, iteration)
             if due(iteration, config.logging.log_interval) or iteration in (1, end.iteration):
                 progress = _report(trainer, progress, window, rate, reporter)
-            before_validation = progress
-            if validates := iteration < end.iteration and due(iteration, config.evaluation.eval_interval):
-                progress = after_validation(trainer, datasets, progress)
-            if _saves_after(iteration, config):  # before a validation, whose data may fail
+            if iteration < end.iteration and due(iteration, config.evaluation.eval_interval):
+                with window.paused(progress) as progress:
+                    progress = validate(trainer, datasets, progress, reporter, stop.leaves)
+            if _saves_after(iteration, config):
                 with window.paused(progress) as progress:
                     reporter.say(save_progress(trainer, progress, drawn, first, check_folder))
                 first = False
-            if validates:
-                with window.paused(progress) as progress:
-                    validate(trainer, datasets, before_validation, reporter, stop.leaves)
             if reason := stop.asked(iteration):
                 reporter.say(f"stopping after iteration {iteration}: {reason}")
                 break

@@ -467,6 +467,20 @@ def test_the_work_of_a_resume_grows_with_the_datasets_not_with_their_square(
     assert len(paths) < 10 * count
 
 
+def test_datasets_in_and_behind_a_link_are_two(tmp_path: Path) -> None:
+    """`..` leads to the folder above the one that the link leads to."""
+    (tmp_path / "scratch" / "run").mkdir(parents=True)
+    (tmp_path / "run").symlink_to("scratch/run")
+    here = numbered_dataset(tmp_path / "a", 40, 20)
+    numbered_dataset(tmp_path / "scratch" / "a", 40, 20, first=1000)
+    run = Run(tmp_path)
+    run.draw(20, 80, "1", here, "1", f"{tmp_path}/run/../a")
+    run.draw(20, 80, "1", f"/{here}", "1", here, "2", f"{tmp_path}/run/../a")
+    assert [samples_of(run.of(low, low + 1000)) for low in (0, 1000)] == [20, 20]
+    assert run.saved is not None
+    assert {place.prefix for place in run.saved.read} == {here, f"{tmp_path}/scratch/a"}
+
+
 def test_one_dataset_under_several_spellings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     a, b = pair(tmp_path)
     monkeypatch.chdir(tmp_path)

@@ -150,6 +150,13 @@ def test_more_consumed_than_the_iterations_amount_to_is_told_before_training(tmp
         train("--train-iters 4 --load", str(tmp_path), batch=4)
 
 
+def test_rarer_evaluations_after_a_resume_start_over_with_the_validation_data(tmp_path: Path) -> None:
+    train("--train-iters 6 --eval-iters 1 --eval-interval 1 --exit-interval 4 --save", str(tmp_path))
+    assert progress_of(tmp_path, 4)["consumed_valid_samples"] == 4 * 4
+    train("--train-iters 6 --eval-iters 1 --eval-interval 5 --load", str(tmp_path), "--save", str(tmp_path))
+    assert progress_of(tmp_path, 6)["consumed_valid_samples"] == 4
+
+
 def test_a_checkpoint_without_optimizer_says_how_to_go_on(tmp_path: Path) -> None:
     train("--train-iters 1 --no-save-optim --save", str(tmp_path))
     with pytest.raises(TrainingError, match=r"no optimizer state .*--no-load-optim"):
