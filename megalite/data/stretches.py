@@ -160,11 +160,14 @@ def _place(content: Mapping[str, Any]) -> DatasetPlace:
 
 def normal(prefix: str) -> str:
     """One spelling for `./corpus`, `corpus`, `/data/corpus` and `//data/corpus`."""
+    path = os.path.abspath(prefix)
+    path = path[1:] if path.startswith("//") else path
     folder, name = os.path.split(prefix)
-    if os.pardir in folder.split(os.sep):  # which leads out of the folder to which a link leads
-        folder = os.path.realpath(folder)
-    path = os.path.abspath(os.path.join(folder, name))
-    return path[1:] if path.startswith("//") else path
+    if os.pardir in folder.split(os.sep):
+        real = os.path.realpath(folder)
+        if real != os.path.realpath(os.path.dirname(path)):  # `..` behind a link
+            return os.path.join(real, name)
+    return path
 
 
 def last_name(prefix: str) -> str:

@@ -476,9 +476,14 @@ def test_datasets_in_and_behind_a_link_are_two(tmp_path: Path) -> None:
     run = Run(tmp_path)
     run.draw(20, 80, "1", here, "1", f"{tmp_path}/run/../a")
     run.draw(20, 80, "1", f"/{here}", "1", here, "2", f"{tmp_path}/run/../a")
-    assert [samples_of(run.of(low, low + 1000)) for low in (0, 1000)] == [20, 20]
+    (tmp_path / "linked").symlink_to(tmp_path)
+    linked, also = f"{tmp_path}/linked/a", f"{tmp_path}/scratch/../linked/a"
+    run.draw(20, 80, "1", linked, "1", also, "2", f"{tmp_path}/run/../a")
+    for low in (0, 1000):
+        tokens = run.of(low, low + 1000)
+        assert len(set(tokens)) == len(tokens) == 30 * SEQ
     assert run.saved is not None
-    assert {place.prefix for place in run.saved.read} == {here, f"{tmp_path}/scratch/a"}
+    assert {place.prefix for place in run.saved.read} == {f"{tmp_path}/linked/a", f"{tmp_path}/scratch/a"}
 
 
 def test_one_dataset_under_several_spellings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
